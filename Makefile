@@ -1,0 +1,55 @@
+# The commands of this repository. `make` lists them.
+
+PYTHON ?= python3
+VENV := .venv
+DEV := .venv-dev
+
+# CUDA wheels where an NVIDIA GPU answers, the CPU build elsewhere.
+REQUIREMENTS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo requirements.txt || echo requirements-cpu.txt)
+READY := $(VENV)/installed-$(REQUIREMENTS)
+DEV_READY := $(DEV)/installed-requirements-dev.txt
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+
+CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	echo "PYTHON=$(PYTHON) is not Python 3.11 or newer: install one, or name one as in" \
+	"'make setup PYTHON=/path/to/python3.12'." >&2; exit 1; }
+
+.PHONY: help setup demo test lint goldens base gpu-check
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+setup: $(READY) ## make .venv with everything that runs and tests need
+
+demo: setup ## train the shipped base by PPO on math; a learning curve lands in runs/
+	@$(VENV)/bin/python experiments/ppo_math.py --config configs/tiny_moe.py
+
+test: setup ## run the tests
+	@$(VENV)/bin/python -m pytest
+
+lint: setup ## check style and formatting
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+
+goldens: $(DEV_READY) ## remake the reference values of the tests (needs torch, in .venv-dev)
+	@$(DEV)/bin/python tests/goldens/make_goldens.py
+
+base: setup ## rebuild the shipped base from its recipe and seed
+	@$(VENV)/bin/python experiments/build_tiny_base.py
+
+gpu-check: setup ## on a GPU: log-prob gap, tokens per second, memory
+	@$(VENV)/bin/python experiments/gpu_check.py
+
+$(READY): requirements-common.txt $(REQUIREMENTS) pyproject.toml
+	@$(CHECK_PYTHON)
+	@echo "Setting up $(VENV) from $(REQUIREMENTS); this takes a few minutes."
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python $(PIP_INSTALL) -r $(REQUIREMENTS)
+	@touch $@
+
+$(DEV_READY): requirements-common.txt requirements-cpu.txt requirements-dev.txt pyproject.toml
+	@$(CHECK_PYTHON)
+	@echo "Setting up $(DEV) from requirements-dev.txt; this takes a few minutes."
+	@$(PYTHON) -m venv $(DEV)
+	@$(DEV)/bin/python $(PIP_INSTALL) -r requirements-dev.txt
+	@touch $@

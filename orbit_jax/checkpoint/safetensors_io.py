@@ -1,0 +1,196 @@
+"""Safetensors files: headers first, bytes only when a tensor is asked for.
+
+The format is a little-endian u64 (length of the header), a JSON header with dtype, shape and byte
+range of every tensor, and the bytes. Each tensor is mapped by itself and unmapped with its array,
+so that a 600 GB checkpoint passes through a host tensor by tensor.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+
+# Types that bases, adapters and their by-products use. Others are refused, not guessed.
+_DTYPES: dict[str, np.dtype] = {
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F16": np.dtype(np.float16),
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "I16": np.dtype(np.int16),
+    "U16": np.dtype(np.uint16),
+    "I32": np.dtype(np.int32),
+    "U32": np.dtype(np.uint32),
+    "I64": np.dtype(np.int64),
+    "U64": np.dtype(np.uint64),
+    "BOOL": np.dtype(np.bool_),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """Where a tensor lies: what its header says, without its bytes."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    path: Path
+    start: int  # byte offset in the file
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def map(self) -> np.ndarray:
+        """The tensor as a read-only map of the file, `shape` of `dtype`; drop it to unmap."""
+        return np.memmap(self.path, self.dtype, mode="r", offset=self.start, shape=self.shape)
+
+
+def open_checkpoint(folder: str | Path) -> dict[str, TensorRef]:
+    """Reads the headers of a Hugging Face folder: one `model.safetensors`, or an index of shards.
+
+    Raises:
+      ValueError: if the folder, the file or a shard is missing, if a file is truncated or is not
+        safetensors, if a dtype is unknown, or if the index and the shards contradict each other.
+    """
+    folder = Path(folder)
+    refs: dict[str, TensorRef] = {}
+    for path in checkpoint_files(folder):
+        for name, ref in open_file(path).items():
+            if name in refs:
+                raise ValueError(f"{name} stands in both {refs[name].path} and {path}: remove one")
+            refs[name] = ref
+    index = folder / INDEX_FILE
+    if index.exists():
+        for name, shard in _weight_map(index).items():
+            if name not in refs or refs[name].path.name != shard:
+                raise ValueError(f"{index}: {name} is not in {shard}: download that shard again")
+    return refs
+
+
+def checkpoint_files(folder: str | Path) -> list[Path]:
+    """The safetensors files of a Hugging Face folder, sorted by name.
+
+    Raises:
+      ValueError: if the folder, its weights or a shard of its index is missing.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"the checkpoint folder {folder} does not exist: check the path")
+    index = folder / INDEX_FILE
+    if index.exists():
+        files = sorted(folder / shard for shard in set(_weight_map(index).values()))
+    else:
+        files = [folder / SINGLE_FILE]
+    for path in files:
+        if not path.is_file():
+            reason = f"{INDEX_FILE} names it" if index.exists() else f"there is no {INDEX_FILE}"
+            raise ValueError(f"{path} is missing and {reason}: download the checkpoint again")
+    return files
+
+
+def open_file(path: str | Path) -> dict[str, TensorRef]:
+    """Reads the header of one safetensors file.
+
+    Raises:
+      ValueError: if the file is missing, truncated or not safetensors, or if a dtype is unknown.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: check the path")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        begin = 8 + int.from_bytes(file.read(8), "little")
+        if size < 8 or begin > size:
+            raise ValueError(f"{path} has {size} bytes, fewer than its header: download it again")
+        try:
+            header = json.loads(file.read(begin - 8))
+            header.pop("__metadata__", None)
+            refs = {name: _ref(path, begin, name, entry) for name, entry in header.items()}
+        except (UnicodeDecodeError, json.JSONDecodeError, AttributeError, KeyError, TypeError):
+            raise ValueError(f"{path} has no safetensors header: download it again") from None
+    end = max((ref.start + ref.nbytes for ref in refs.values()), default=begin)
+    if end > size:
+        raise ValueError(f"{path} has {size} of {end} bytes, it is truncated: download it again")
+    return refs
+
+
+def write_safetensors(
+    path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes host arrays to one file; the same arrays in any order give the same bytes.
+
+    Raises:
+      ValueError: if an array has a dtype that safetensors does not know.
+    """
+    header: dict[str, dict] = {"__metadata__": dict(metadata)} if metadata else {}
+    # Widest types first keeps every tensor aligned to its type, which other readers rely on.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    end = 0
+    for name, array in ordered:
+        if array.dtype not in _NAMES:
+            raise ValueError(f"{name}: dtype {array.dtype} cannot be written: convert it first")
+        begin, end = end, end + array.nbytes
+        header[name] = {
+            "dtype": _NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format wants the bytes to begin at a multiple of 8
+    with Path(path).open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, array in ordered:
+            # ml_dtypes arrays have no buffer protocol of their own, their bytes have.
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def read_json(path: Path) -> dict:
+    """Reads a JSON object.
+
+    Raises:
+      ValueError: if the file is missing or does not hold a JSON object.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: check the path, or download the checkpoint again")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}): download it again") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a {type(value).__name__}, not an object: replace it")
+    return value
+
+
+def _ref(path: Path, begin: int, name: str, entry: dict) -> TensorRef:
+    start, end = entry["data_offsets"]
+    if entry["dtype"] not in _DTYPES:
+        raise ValueError(
+            f"{path}: {name} has the unknown dtype {entry['dtype']}: use one of {sorted(_DTYPES)}"
+        )
+    ref = TensorRef(name, _DTYPES[entry["dtype"]], tuple(entry["shape"]), path, begin + start)
+    if ref.nbytes != end - start:
+        raise ValueError(
+            f"{path}: {name} of {ref.dtype}{list(ref.shape)} needs {ref.nbytes} bytes, its header "
+            f"gives it {end - start}: download it again"
+        )
+    return ref
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{index} has no weight_map: download it again")
+    return weight_map

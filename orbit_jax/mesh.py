@@ -1,0 +1,154 @@
+"""Devices, axes and the rules that place every array; the same programs run on one device or eight.
+
+Axes are `data` and `tensor`. Rows lie over `data`; dense weights over `tensor` on their output
+dimension, with activations gathered, which keeps the numbers of one device; experts over both.
+Sampler and trainer share these rules, so nothing is resharded between them.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter
+from orbit_jax.model.config import MeshShape, ModelConfig
+from orbit_jax.model.stream import Stream
+from orbit_jax.quant.qtensor import QTensor
+
+P = PartitionSpec
+_REPLICATED = ("embed_tokens", "lm_head", "norm", "gate", "q_norm", "k_norm")
+_LAYER_NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+@functools.cache
+def build(shape: MeshShape) -> Mesh:
+    """The mesh over the first `shape.size` devices.
+
+    Raises:
+      ValueError: if there are fewer devices.
+    """
+    devices = jax.devices()
+    if len(devices) < shape.size:
+        raise ValueError(
+            f"mesh={shape.data}x{shape.tensor} needs {shape.size} devices, this machine has "
+            f"{len(devices)}: set mesh.data and mesh.tensor to 1, or simulate devices with "
+            f"--config.mesh.simulate"
+        )
+    grid = np.array(devices[: shape.size]).reshape(shape.data, shape.tensor)
+    return Mesh(grid, ("data", "tensor"))
+
+
+def validate(config: ModelConfig) -> None:
+    """Refuses a mesh that does not divide what it must shard."""
+    shape = config.mesh
+    widths = {
+        "hidden_size": config.hidden_size,
+        "num_heads * head_dim": config.num_heads * config.head_dim,
+        "num_kv_heads * head_dim": config.num_kv_heads * config.head_dim,
+    }
+    if not all(config.sparse):
+        widths["intermediate_size"] = config.intermediate_size
+    for name, width in widths.items():
+        if width % shape.tensor:
+            raise ValueError(f"mesh.tensor={shape.tensor} does not divide {name}={width}")
+    if any(config.sparse) and config.num_experts % shape.size:
+        raise ValueError(
+            f"mesh={shape.data}x{shape.tensor} does not divide num_experts={config.num_experts}"
+        )
+
+
+def weight_spec(path: tuple[str, ...]) -> P:
+    """Where a weight `[..., out, in]` (or a norm) of the base lies, by its module path.
+
+    Raises:
+      ValueError: for a path that no rule matches.
+    """
+    name = path[-1]
+    if name in _REPLICATED or name in _LAYER_NORMS:
+        return P()
+    if name in LINEAR_LAYERS and "experts" in path:
+        return P(None, ("data", "tensor"), None, None)
+    if name in LINEAR_LAYERS:
+        return P(None, "tensor", None)
+    raise ValueError(f"mesh: no partition rule matches the weight {'.'.join(path)}")
+
+
+def base_specs(base: dict) -> dict:
+    """Partition specs with the structure of `base`; a QTensor's fields share its weight's spec."""
+
+    def leaf(path: tuple, node: QTensor | jax.Array) -> QTensor | P:
+        names = tuple(k.key for k in path if isinstance(k, jax.tree_util.DictKey))
+        spec = weight_spec(names)
+        return jax.tree.map(lambda _: spec, node) if isinstance(node, QTensor) else spec
+
+    is_weight = lambda node: isinstance(node, QTensor)  # noqa: E731
+    return jax.tree_util.tree_map_with_path(leaf, base, is_leaf=is_weight)
+
+
+def adapter_specs(adapter: Adapter | None) -> Adapter | None:
+    """An adapter's parameters lie where their weights lie."""
+    if adapter is None:
+        return None
+
+    def walk(tree: dict, path: tuple[str, ...]) -> dict:
+        if path and path[-1] in LINEAR_LAYERS:
+            return adapter.method.partition(weight_spec(path))
+        return {name: walk(below, (*path, name)) for name, below in tree.items()}
+
+    return adapter.replace(params={"layers": [walk(s, ()) for s in adapter.params["layers"]]})
+
+
+def shards_heads(config: ModelConfig) -> bool:
+    """Whether key/value heads divide over `tensor`; otherwise every tensor rank has them all."""
+    return config.mesh.tensor > 1 and config.num_kv_heads % config.mesh.tensor == 0
+
+
+def cache_spec(config: ModelConfig) -> P:
+    """Of keys and values `[L, B, K, S, hd]`."""
+    return P(None, "data", "tensor" if shards_heads(config) else None)
+
+
+def place(config: ModelConfig, tree, specs):
+    """Puts a tree of arrays on the mesh (or on the one device)."""
+    if config.mesh.size == 1:
+        return jax.device_put(tree)
+    mesh = build(config.mesh)
+    return jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), tree, specs)
+
+
+def over_devices(forward: Callable, config: ModelConfig, base, adapter, stream, cache) -> Callable:
+    """`forward(base, adapter, stream, cache)` with each device running its own part."""
+    caches = jax.tree.map(lambda _: cache_spec(config), cache)
+    streams = jax.tree.map(lambda _: P("data"), stream)
+    return jax.shard_map(
+        forward,
+        mesh=build(config.mesh),
+        in_specs=(base_specs(base), adapter_specs(adapter), streams, caches),
+        out_specs=(P("data"), caches, P()),
+        check_vma=False,
+    )
+
+
+def over_data(fn: Callable, config: ModelConfig) -> Callable:
+    """A row-wise `fn` of arrays `[N, ...]`, each data shard running its own rows."""
+    return jax.shard_map(
+        fn, mesh=build(config.mesh), in_specs=P("data"), out_specs=P("data"), check_vma=False
+    )
+
+
+def local_stream(shape: MeshShape, stream: Stream) -> Stream:
+    """Inside `shard_map`: this shard's tokens with rows counted from its first one."""
+    rows = stream.num_rows // shape.data
+    first = lax.axis_index("data") * rows
+    local = stream.rows - first
+    # Rows of other shards and padding become padding; a negative row must not wrap.
+    local = jax.numpy.where((local >= 0) & (local < rows), local, rows)
+    return stream.replace(rows=local, num_rows=rows)
+
+
+def gather_columns(shape: MeshShape, y: jax.Array) -> jax.Array:
+    """Inside `shard_map`: the whole `[N, out]` from each device's columns."""
+    return lax.all_gather(y, "tensor", axis=1, tiled=True) if shape.tensor > 1 else y

@@ -1,0 +1,123 @@
+"""Grouped-query attention over keys and values laid out by (row, position).
+
+One function serves decoding and training. Queries go in fixed chunks, each with a plain f32 softmax
+over all slots of its row, so that a query's numbers depend neither on its chunk nor on how many
+slots lie unused behind it; an online softmax over key blocks would give other bits.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax import lax
+
+from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.stream import Layout, Stream, regroup
+from orbit_jax.quant.qtensor import round_to
+
+_MAX_SCORE_BYTES = 64 << 20  # f32 scores that may exist at one time
+
+
+@struct.dataclass
+class Cache:
+    """Keys and values of all layers, `[L, B, K, S, head_dim]` in the compute dtype."""
+
+    keys: jax.Array
+    values: jax.Array
+
+
+def empty_cache(config: ModelConfig, num_rows: int, num_slots: int) -> Cache:
+    """A cache of zeros (stale slots must stay finite: they are multiplied by a weight of 0)."""
+    shape = (config.num_layers, num_rows, config.num_kv_heads, num_slots, config.head_dim)
+    zeros = functools.partial(jnp.zeros, shape, config.compute_dtype)
+    return Cache(zeros(), zeros())
+
+
+def rope_angles(config: ModelConfig, stream: Stream) -> tuple[jax.Array, jax.Array]:
+    """cos and sin `[N, head_dim/2]` f32 from a table by position, made once on the host in f64."""
+    half = config.head_dim // 2
+    inverse = config.rope_theta ** (-np.arange(half) / half)
+    angles = np.arange(stream.num_slots)[:, None] * inverse
+    cos, sin = (jnp.asarray(f(angles), jnp.float32) for f in (np.cos, np.sin))
+    return jnp.take(cos, stream.positions, axis=0), jnp.take(sin, stream.positions, axis=0)
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotary embedding of f32 `x[N, heads, head_dim]`, halves paired (Hugging Face's order)."""
+    a, b = jnp.split(x, 2, axis=-1)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def write(
+    cache: Cache, layer: jax.Array, stream: Stream, keys: jax.Array, values: jax.Array
+) -> Cache:
+    """Puts `keys, values[N, K, head_dim]` at their (row, position); padding is dropped."""
+    at = (layer, jnp.where(stream.valid, stream.rows, stream.num_rows), slice(None))
+    return Cache(
+        cache.keys.at[(*at, stream.positions)].set(keys, mode="drop"),
+        cache.values.at[(*at, stream.positions)].set(values, mode="drop"),
+    )
+
+
+def by_slot(layout: Layout, stream: Stream, x: jax.Array) -> jax.Array:
+    """`x[N, K, head_dim]` laid out as the cache does it: `[B, K, S, head_dim]`."""
+    out = regroup(x, layout.token_of_slot, layout.slot_of_token)
+    return out.reshape(stream.num_rows, stream.num_slots, *x.shape[1:]).transpose(0, 2, 1, 3)
+
+
+def attend(
+    config: ModelConfig, layout: Layout, q: jax.Array, keys: jax.Array, values: jax.Array
+) -> jax.Array:
+    """Causal attention of `q[N, H, head_dim]` over `keys, values[B, K, S, head_dim]`.
+
+    Returns `[N, H*head_dim]`. Head h reads key/value head `h // (H/K)`.
+    """
+    n, heads, dim = q.shape
+    kv = keys.shape[1]
+    blocks = layout.query_positions.shape[0]
+    q = regroup(q.reshape(n, heads * dim), layout.token_of_query, layout.query_of_token)
+    q = q.reshape(blocks, layout.chunk, kv, heads // kv, dim).transpose(0, 2, 1, 3, 4)
+    q = q.reshape(blocks, kv, layout.chunk * (heads // kv), dim)
+
+    if layout.row_of_block is None:
+        rows, pick = (keys, values), lambda kv_of_row: kv_of_row
+    else:
+        rows, pick = layout.row_of_block, lambda row: (keys[row], values[row])
+
+    def block(xs: tuple) -> jax.Array:
+        q, positions, row = xs
+        return _block(q, *pick(row), positions)
+
+    xs = (q, layout.query_positions, rows)
+    together = _MAX_SCORE_BYTES // (4 * q[0].size // dim * keys.shape[2])
+    if config.tile:
+        out = lax.map(jax.checkpoint(block), xs)
+    elif together >= blocks:
+        out = jax.vmap(block)(xs)
+    else:
+        out = lax.map(jax.checkpoint(block), xs, batch_size=max(together, 1))
+
+    out = out.reshape(blocks, kv, layout.chunk, heads // kv, dim).transpose(0, 2, 1, 3, 4)
+    out = out.reshape(blocks * layout.chunk, heads * dim)
+    return regroup(out, layout.query_of_token[:, 0], layout.token_of_query[:, None])
+
+
+def _block(
+    q: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array
+) -> jax.Array:
+    """One block of queries `q[K, M, hd]` of one row over `keys, values[K, S, hd]`; M = C * H/K."""
+    per_position = q.shape[1] // positions.shape[0]
+    seen = jnp.arange(keys.shape[1]) <= jnp.repeat(positions, per_position)[:, None]  # [M, S]
+    highest = lax.Precision.HIGHEST if q.dtype == jnp.float32 else lax.Precision.DEFAULT
+    batched = functools.partial(
+        lax.dot_general, precision=highest, preferred_element_type=jnp.float32
+    )
+    scores = batched(q, keys, (((2,), (2,)), ((0,), (0,)))) * (q.shape[-1] ** -0.5)
+    scores = jnp.where(seen, scores, -1e30)
+    weights = jnp.exp(scores - lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
+    weights = weights / weights.sum(axis=-1, keepdims=True)
+    out = batched(round_to(weights, q.dtype), values, (((2,), (1,)), ((0,), (0,))))
+    return round_to(out, q.dtype)

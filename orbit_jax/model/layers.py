@@ -1,0 +1,42 @@
+"""The row-wise pieces of a layer: norm, linear map with its adapter, gated activation."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from orbit_jax.adapters.adapter import Adapter, at
+from orbit_jax.quant.matmul import matmul
+from orbit_jax.quant.qtensor import QTensor, round_to
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """RMSNorm over the last dimension, f32 inside, rounded once to x's dtype."""
+    wide = x.astype(jnp.float32)
+    scale = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return round_to(wide * scale * weight.astype(jnp.float32), x.dtype)
+
+
+def linear(
+    x: jax.Array,
+    weight: QTensor | jax.Array,
+    index: Sequence[jax.Array | int],
+    adapter: Adapter | None,
+    *names: str,
+) -> jax.Array:
+    """`x[N, in]` through the weight at `index` of its stack and the adapter found under `names`.
+
+    Returns `[N, out]` in x's dtype. The adapter's parameters are already those of this layer.
+    """
+    params = at(adapter.params, *names) if adapter else None
+    if params is None:
+        return round_to(matmul(x, weight, index), x.dtype)
+    y = matmul(adapter.method.input_side(params, x), weight, index)
+    return round_to(adapter.method.output_side(params, x, y), x.dtype)
+
+
+def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """`silu(gate) * up`, f32 inside."""
+    gate, dtype = gate.astype(jnp.float32), gate.dtype
+    return round_to(gate * jax.nn.sigmoid(gate) * up.astype(jnp.float32), dtype)

@@ -1,0 +1,137 @@
+"""Tokens travel as one flat stream: N valid tokens, each with its row and its position in that row.
+
+Decode (one token a row), prefill (some tokens of some rows) and training (all tokens of all rows)
+are the same call on another stream, and padding costs nothing in the row-wise work. Only attention
+sees rows. This file turns rows and positions into the few index arrays that attention needs, once
+per forward pass.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from orbit_jax.model.config import ModelConfig
+
+_MIN_QUERY_ROWS = 8  # attention's dots have fewer rows than the kernels are stable for
+
+
+@struct.dataclass
+class Stream:
+    """N tokens in any order.
+
+    Attributes:
+      tokens: [N] int32.
+      rows: [N] int32 in [0, B); B or more marks padding, which nothing sees.
+      positions: [N] int32 in [0, S); the tokens of a row have consecutive positions.
+      num_rows: B, static.
+      num_slots: S, static: positions for which keys and values are kept.
+      decode: static; token i is the only one of row i (or padding), so N = B.
+    """
+
+    tokens: jax.Array
+    rows: jax.Array
+    positions: jax.Array
+    num_rows: int = struct.field(pytree_node=False)
+    num_slots: int = struct.field(pytree_node=False)
+    decode: bool = struct.field(pytree_node=False, default=False)
+
+    @property
+    def valid(self) -> jax.Array:
+        """[N] bool, false at padding."""
+        return (self.rows >= 0) & (self.rows < self.num_rows)
+
+
+@struct.dataclass
+class Layout:
+    """Index arrays between the stream, the (row, position) slots and blocks of queries.
+
+    Attributes:
+      token_of_slot: [B*S] stream index of each slot's token, N where there is none.
+      slot_of_token: [N, 1] the inverse, B*S at padding.
+      token_of_query: [blocks*C] stream index of each query place, N where there is none.
+      query_of_token: [N, 1] the inverse.
+      row_of_block: [blocks], or None when block b belongs to row b.
+      query_positions: [blocks, C], 0 where there is no query.
+      chunk: C, static.
+    """
+
+    token_of_slot: jax.Array
+    slot_of_token: jax.Array
+    token_of_query: jax.Array
+    query_of_token: jax.Array
+    row_of_block: jax.Array | None
+    query_positions: jax.Array
+    chunk: int = struct.field(pytree_node=False)
+
+
+def lay_out(config: ModelConfig, stream: Stream) -> Layout:
+    """Computes the index arrays of a stream.
+
+    Queries of one row are taken in blocks of C. Three cases: decode, where each row's one query is
+    padded to a block; rows that fit one block; long rows, cut into blocks.
+    """
+    n, b, s = stream.tokens.shape[0], stream.num_rows, stream.num_slots
+    valid, positions = stream.valid, stream.positions
+    slot = jnp.where(valid, stream.rows * s + positions, b * s)
+    token_of_slot = _inverse(slot, b * s)
+    smallest = math.ceil(_MIN_QUERY_ROWS / config.queries_per_kv)
+    if config.tile:
+        chunk = max(smallest, config.tile // config.queries_per_kv)
+    elif stream.decode:
+        chunk = smallest
+    else:
+        chunk = max(smallest, min(config.query_chunk, s))
+    row_of_block = None
+    if stream.decode:
+        blocks, query = b, jnp.where(valid, jnp.arange(n) * chunk, b * chunk)
+    elif s <= chunk:
+        blocks, query = b, jnp.where(valid, stream.rows * chunk + positions, b * chunk)
+    else:
+        row = jnp.where(valid, stream.rows, b)
+        first = jax.ops.segment_min(positions, row, b + 1)
+        count = jax.ops.segment_sum(jnp.ones_like(row), row, b + 1)[:b]
+        end = jnp.cumsum(-(-count // chunk))  # blocks of rows up to and including this one
+        blocks = min(n, n // chunk + b)
+        step = positions - first[row]
+        start = jnp.concatenate([jnp.zeros(1, end.dtype), end])[row]
+        query = jnp.where(valid, (start + step // chunk) * chunk + step % chunk, blocks * chunk)
+        row_of_block = jnp.searchsorted(end, jnp.arange(blocks), side="right").clip(max=b - 1)
+    token_of_query = _inverse(query, blocks * chunk)
+    query_positions = jnp.take(positions, token_of_query, mode="fill", fill_value=0)
+    return Layout(
+        token_of_slot=token_of_slot,
+        slot_of_token=slot[:, None],
+        token_of_query=token_of_query,
+        query_of_token=query[:, None],
+        row_of_block=row_of_block,
+        query_positions=query_positions.reshape(blocks, chunk),
+        chunk=chunk,
+    )
+
+
+@jax.custom_vjp
+def regroup(x: jax.Array, take: jax.Array, back: jax.Array) -> jax.Array:
+    """`x[N, ...][take]`, zero where `take` is out of range.
+
+    `back[N, k]` holds the places in the result at which each row of `x` appears, out of range for
+    none. With it the gradient is a gather as well: a scatter-add would run row by row on a CPU.
+    """
+    return jnp.take(x, take, axis=0, mode="fill", fill_value=0)
+
+
+def _regroup_backward(back: jax.Array, g: jax.Array) -> tuple:
+    parts = jnp.take(g, back, axis=0, mode="fill", fill_value=0)  # [N, k, ...]
+    if back.shape[1] == 1:
+        return parts[:, 0], None, None
+    return parts.astype(jnp.float32).sum(axis=1).astype(g.dtype), None, None
+
+
+regroup.defvjp(lambda x, take, back: (regroup(x, take, back), back), _regroup_backward)
+
+
+def _inverse(places: jax.Array, size: int) -> jax.Array:
+    """For [N] distinct places in [0, size), the index that holds each; N where none does."""
+    n = places.shape[0]
+    return jnp.full(size, n, jnp.int32).at[places].set(jnp.arange(n, dtype=jnp.int32), mode="drop")

@@ -1,0 +1,199 @@
+"""The only forward pass in the project: sampler, trainer, reference, critic and gate all call it.
+
+`apply` turns a flat stream of tokens into hidden states; `score` turns hidden states into log-probs
+of given targets, a chunk of rows at a time, so that no array of all logits exists.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from orbit_jax import mesh
+from orbit_jax.adapters.adapter import Adapter, at
+from orbit_jax.model.attention import Cache, attend, by_slot, rope_angles, rotate, write
+from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.layers import linear, rms_norm, swiglu
+from orbit_jax.model.moe import moe
+from orbit_jax.model.stream import Layout, Stream, lay_out
+from orbit_jax.quant.matmul import matmul, over_rows
+from orbit_jax.quant.qtensor import QTensor, dequantize, round_to, take_rows
+
+
+def apply(
+    config: ModelConfig,
+    base: dict,
+    adapter: Adapter | None,
+    stream: Stream,
+    cache: Cache | None = None,
+    *,
+    remat: bool = False,
+) -> tuple[jax.Array, Cache | None, jax.Array]:
+    """Runs the model over a stream of N tokens.
+
+    Args:
+      config: static.
+      base: the frozen weights (see `checkpoint/huggingface.py` for the tree).
+      adapter: None is the base itself.
+      stream: tokens with rows and positions; with more than one data shard, shard i of the stream
+        holds only rows of shard i.
+      cache: keys and values of earlier tokens, extended in place; None in training, where the
+        stream holds whole rows.
+      remat: recompute a layer in the backward pass instead of keeping its activations.
+
+    Returns:
+      hidden `[N, D]` after the final norm, in the compute dtype; the cache; and the number of
+      tokens that chose each expert, `[sparse layers, E]` int32.
+    """
+    forward = functools.partial(_forward, config, remat)
+    if config.mesh.size > 1:
+        forward = mesh.over_devices(forward, config, base, adapter, stream, cache)
+    return forward(base, adapter, stream, cache)
+
+
+def score(
+    config: ModelConfig, base: dict, hidden: jax.Array, targets: jax.Array, temperature: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probs of `targets[N]` under softmax(logits / temperature[N]), and entropies; f32 `[N]`."""
+
+    def chunk(hidden: jax.Array, targets: jax.Array, temperature: jax.Array):
+        return log_softmax_at(logits(base, hidden), targets, temperature)
+
+    whole = hidden.shape[0] <= config.head_chunk
+    rows = config.tile or (0 if whole else config.head_chunk)
+    body = chunk if whole else jax.checkpoint(chunk)
+    if config.mesh.data > 1:
+        rows_of = functools.partial(over_rows, body, rows)
+        return mesh.over_data(rows_of, config)(hidden, targets, temperature)
+    return over_rows(body, rows, hidden, targets, temperature)
+
+
+def logits(base: dict, hidden: jax.Array) -> jax.Array:
+    """`[N, V]` in f32; a tied head is the embedding."""
+    return matmul(hidden, base.get("lm_head", base["embed_tokens"]))
+
+
+def log_softmax_at(
+    logits: jax.Array, targets: jax.Array, temperature: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Log-prob of each target and entropy, of logits `[N, V]` tempered by `temperature[N]`."""
+    tempered = logits / temperature[:, None]
+    shifted = tempered - lax.stop_gradient(tempered.max(axis=-1, keepdims=True))
+    exps = jnp.exp(shifted)
+    total = exps.sum(axis=-1)
+    log_total = jnp.log(total)
+    logprobs = jnp.take_along_axis(shifted, targets[:, None], axis=-1)[:, 0] - log_total
+    return logprobs, log_total - (exps * shifted).sum(axis=-1) / total
+
+
+def _forward(
+    config: ModelConfig,
+    remat: bool,
+    base: dict,
+    adapter: Adapter | None,
+    stream: Stream,
+    cache: Cache | None,
+) -> tuple[jax.Array, Cache | None, jax.Array]:
+    """`apply` on one device, or on one device's part inside `shard_map`."""
+    if config.mesh.size > 1:
+        stream = mesh.local_stream(config.mesh, stream)
+    dtype = jnp.dtype(config.compute_dtype)
+    adapter = adapter.cast(dtype) if adapter else None
+    layout = lay_out(config, stream)
+    rope = rope_angles(config, stream)
+    hidden = _embed(base["embed_tokens"], stream.tokens, dtype)
+    loads, first = [], 0
+    for i, (sparse, count) in enumerate(config.stacks):
+        # The stack is closed over and indexed by layer, not scanned: a scan would copy each layer's
+        # packed weights out of it, all experts included.
+        body = functools.partial(
+            _layer, config, base["layers"][i], sparse, stream, layout, rope, first
+        )
+        body = jax.checkpoint(body, prevent_cse=False) if remat else body
+        params = adapter.replace(params=adapter.params["layers"][i]) if adapter else None
+        (hidden, cache), load = lax.scan(body, (hidden, cache), (jnp.arange(count), params))
+        first += count
+        if sparse:
+            loads.append(load)
+    hidden = over_rows(
+        lambda h: rms_norm(h, base["norm"], config.rms_norm_eps), config.tile, hidden
+    )
+    load = jnp.concatenate(loads) if loads else jnp.zeros((0, 0), jnp.int32)
+    return hidden, cache, load
+
+
+def _layer(
+    config: ModelConfig,
+    weights: dict,
+    sparse: bool,
+    stream: Stream,
+    layout: Layout,
+    rope: tuple[jax.Array, jax.Array],
+    first: int,
+    carry: tuple[jax.Array, Cache | None],
+    xs: tuple[jax.Array, Adapter | None],
+) -> tuple[tuple[jax.Array, Cache | None], jax.Array]:
+    """One layer as a scan body; `first` is the number of layers before this stack."""
+    (hidden, cache), (layer, adapter) = carry, xs
+    whole_heads = mesh.shards_heads(config)
+
+    def project(name: str, x: jax.Array, group: str = "self_attn", gather: bool = True):
+        y = linear(x, weights[group][name], (layer,), adapter, group, name)
+        return mesh.gather_columns(config.mesh, y) if gather else y
+
+    def norm(name: str, x: jax.Array) -> jax.Array:
+        return rms_norm(x, weights[name][layer], config.rms_norm_eps)
+
+    def queries_keys_values(hidden: jax.Array, cos: jax.Array, sin: jax.Array):
+        x = norm("input_layernorm", hidden)
+        out = []
+        for name in ("q", "k", "v"):
+            y = project(f"{name}_proj", x, gather=not whole_heads)
+            y = y.reshape(y.shape[0], -1, config.head_dim)
+            if name != "v":
+                if config.qk_norm:
+                    scale = weights["self_attn"][f"{name}_norm"][layer]
+                    y = rms_norm(y, scale, config.rms_norm_eps)
+                y = round_to(rotate(y.astype(jnp.float32), cos, sin), y.dtype)
+            out.append(y)
+        return tuple(out)
+
+    def after_attention(hidden: jax.Array, attended: jax.Array):
+        hidden = _add(hidden, project("o_proj", attended))
+        return hidden, norm("post_attention_layernorm", hidden)
+
+    def feed_forward(x: jax.Array) -> jax.Array:
+        gate, up = (project(n, x, "mlp", gather=False) for n in ("gate_proj", "up_proj"))
+        return project("down_proj", mesh.gather_columns(config.mesh, swiglu(gate, up)), "mlp")
+
+    q, k, v = over_rows(queries_keys_values, config.tile, hidden, *rope)
+    if cache is None:
+        keys, values = by_slot(layout, stream, k), by_slot(layout, stream, v)
+    else:
+        cache = write(cache, first + layer, stream, k, v)
+        keys, values = (
+            lax.dynamic_index_in_dim(c, first + layer, keepdims=False)
+            for c in (cache.keys, cache.values)
+        )
+    attended = attend(config, layout, q, keys, values)
+    if whole_heads:
+        attended = mesh.gather_columns(config.mesh, attended)
+    hidden, x = over_rows(after_attention, config.tile, hidden, attended)
+    if sparse:
+        experts = adapter.replace(params=at(adapter.params, "mlp", "experts")) if adapter else None
+        y, load = moe(config, weights["mlp"], experts, layer, x, stream.valid)
+    else:
+        y, load = over_rows(feed_forward, config.tile, x), jnp.zeros(0, jnp.int32)
+    return (_add(hidden, y), cache), load
+
+
+def _embed(table: QTensor | jax.Array, tokens: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    if isinstance(table, QTensor):
+        return dequantize(take_rows(table, tokens), dtype)
+    return jnp.take(table, tokens, axis=0).astype(dtype)
+
+
+def _add(a: jax.Array, b: jax.Array) -> jax.Array:
+    """A residual sum, rounded once."""
+    return round_to(a.astype(jnp.float32) + b.astype(jnp.float32), a.dtype)

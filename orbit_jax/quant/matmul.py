@@ -1,0 +1,107 @@
+"""The one matmul: rows of activations times a frozen packed weight.
+
+Two promises are kept here. A row of the result does not depend on how many rows there are or where
+it stands, so the log-probs of sampler and trainer can be equal. And the backward pass keeps nothing
+but the packed codes: weights are widened again, used and dropped.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from orbit_jax.quant.qtensor import QTensor, dequantize, select
+
+# Kernels for very few rows, columns or terms sum in another order (seen: gemv below 2 rows on AVX2,
+# narrow tiles below 8 rows on AMX, outputs narrower than 4). Padding to these sizes avoids them.
+_MIN_ROWS = 16
+_MIN_COLUMNS = 8
+
+
+@jax.custom_vjp
+def dot(x: jax.Array, w: jax.Array) -> jax.Array:
+    """`x[N, in] . w[out, in]^T -> [N, out]` in f32, row-stable; both operands of one dtype.
+
+    The contraction is on the stored orientation: a transpose beside a bf16 dot makes XLA:CPU widen
+    the weight and sum in another order. The barriers keep XLA from slicing the padding back off.
+    Cotangents are rounded to the operands' dtype, as everywhere in mixed precision.
+    """
+    rows, columns = x.shape[0], w.shape[0]
+    if rows < _MIN_ROWS:
+        x = lax.optimization_barrier(jnp.pad(x, ((0, _MIN_ROWS - rows), (0, 0))))
+    if columns < _MIN_COLUMNS:
+        w = lax.optimization_barrier(jnp.pad(w, ((0, _MIN_COLUMNS - columns), (0, 0))))
+    y = _contract(x, w, (1, 1))
+    if rows < _MIN_ROWS or columns < _MIN_COLUMNS:
+        y = lax.optimization_barrier(y)[:rows, :columns]
+    return y
+
+
+def _dot_backward(residual: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple:
+    x, w = residual
+    g = g.astype(x.dtype)
+    return _contract(g, w, (1, 0)).astype(x.dtype), _contract(g, x, (0, 0)).astype(w.dtype)
+
+
+dot.defvjp(lambda x, w: (dot(x, w), (x, w)), _dot_backward)
+
+
+def _contract(a: jax.Array, b: jax.Array, dims: tuple[int, int]) -> jax.Array:
+    """Two matrices contracted over one dimension each, accumulated in f32."""
+    # Accelerators would round f32 operands to fewer bits unless told not to.
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else lax.Precision.DEFAULT
+    numbers = (((dims[0],), (dims[1],)), ((), ()))
+    return lax.dot_general(a, b, numbers, precision, preferred_element_type=jnp.float32)
+
+
+def matmul(
+    x: jax.Array, w: QTensor | jax.Array, index: Sequence[jax.Array | int] = ()
+) -> jax.Array:
+    """`x[N, in]` times the weight at `index` of the stack `w[..., out, in]`: `[N, out]` in f32.
+
+    A `QTensor` is frozen: the gradient flows to `x` alone. A plain array is an ordinary trainable
+    weight (the tiny base is pretrained that way through the same forward pass).
+    """
+    if isinstance(w, QTensor):
+        return _frozen_matmul(x, w, tuple(index))
+    return dot(x, w[tuple(index)].astype(x.dtype))
+
+
+@jax.custom_vjp
+def _frozen_matmul(x: jax.Array, q: QTensor, index: tuple) -> jax.Array:
+    return dot(x, dequantize(select(q, index), x.dtype))
+
+
+def _forward(x: jax.Array, q: QTensor, index: tuple) -> tuple[jax.Array, tuple]:
+    # An empty slice of x carries its dtype to the backward pass at no cost.
+    return _frozen_matmul(x, q, index), (x[:0], q, index)
+
+
+def _backward(residual: tuple, g: jax.Array) -> tuple:
+    x, q, index = residual
+    w = dequantize(select(q, index), x.dtype)
+    return _contract(g.astype(x.dtype), w, (1, 0)).astype(x.dtype), None, None
+
+
+_frozen_matmul.defvjp(_forward, _backward)
+
+
+def over_rows(fn: Callable, tile: int, *arrays: jax.Array):
+    """Applies a row-wise `fn` to arrays that share their first dimension N.
+
+    With `tile` 0 this is `fn(*arrays)`. Otherwise rows go through in tiles of that many, one after
+    another, each by the same compiled code: equal results for equal rows on any backend, at the
+    price of tiling (the `tiles` recipe).
+    """
+    if not tile:
+        return fn(*arrays)
+    n = arrays[0].shape[0]
+    count = -(-n // tile)
+
+    def split(a: jax.Array) -> jax.Array:
+        padded = jnp.pad(a, ((0, count * tile - n),) + ((0, 0),) * (a.ndim - 1))
+        return padded.reshape(count, tile, *a.shape[1:])
+
+    out = lax.map(lambda xs: fn(*xs), tuple(split(a) for a in arrays))
+    return jax.tree.map(lambda a: a.reshape(count * tile, *a.shape[2:])[:n], out)

@@ -1,0 +1,143 @@
+"""Low-bit tensors: the one way in which the frozen base is held.
+
+A `QTensor` keeps a checkpoint's codes, scales and offsets as unsigned bits, in the checkpoint's own
+orientation `[out, in]`, and is widened only for the piece that is being multiplied. bf16, fp16 and
+f32 weights travel through the same type as bits, because XLA:CPU would otherwise widen a whole
+bf16 stack to f32 and hoist it out of the layer loop.
+
+Leading dimensions (layers, experts) stand before `[out, in]` in every field; `select` indexes them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax import lax
+
+
+@dataclass(frozen=True)
+class Format:
+    """How the codes of a format are read: bits per code, and the code that stands for zero."""
+
+    bits: int
+    zero: int | None  # None: the codes are the bits of a floating point number
+    float_dtype: str | None = None
+
+
+# Every format, one line each. A tensor with an `offset` reads its zero codes from there instead of
+# `zero` (compressed-tensors' asymmetric checkpoints).
+FORMATS: dict[str, Format] = {
+    "int4": Format(bits=4, zero=8),
+    "int8": Format(bits=8, zero=128),
+    "bfloat16": Format(bits=16, zero=None, float_dtype="bfloat16"),
+    "float16": Format(bits=16, zero=None, float_dtype="float16"),
+    "float32": Format(bits=32, zero=None, float_dtype="float32"),
+}
+
+_BITS_DTYPE = {8: np.uint8, 16: np.uint16, 32: np.uint32}
+
+
+@struct.dataclass
+class QTensor:
+    """A frozen weight in its deployed precision.
+
+    Attributes:
+      codes: `[..., out, in/2]` uint8 for 4 bits (the low nibble is the even element),
+        `[..., out, in]` uint8 for 8 bits, else the bits of a float as uint16 or uint32.
+      scales: `[..., out, in/G]` bits of `scale_dtype`; None for plain floats.
+      offset: zero codes of asymmetric formats, packed like the codes but along `out`:
+        `[..., ceil(out/2), in/G]` uint8 for 4 bits, `[..., out, in/G]` uint8 for 8; or None.
+      format: a key of `FORMATS`.
+      scale_dtype: name of the float type whose bits `scales` holds.
+      group_size: G, the number of elements along `in` that share a scale; 0 for plain floats.
+    """
+
+    codes: jax.Array
+    scales: jax.Array | None
+    offset: jax.Array | None
+    format: str = struct.field(pytree_node=False)
+    scale_dtype: str = struct.field(pytree_node=False, default="bfloat16")
+    group_size: int = struct.field(pytree_node=False, default=0)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Logical shape `[..., out, in]`."""
+        *lead, last = self.codes.shape
+        return (*lead, last * 2 if FORMATS[self.format].bits == 4 else last)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, all fields together."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self))
+
+
+def dequantize(q: QTensor, dtype: jnp.dtype) -> jax.Array:
+    """Widens `q` to `[..., out, in]` of `dtype`: `(code - zero) * scale`, computed in f32.
+
+    There is one rounding, at the end, made with `reduce_precision`: a plain `astype` may be
+    dropped by XLA, which would leave more precision in one program than in another.
+    """
+    spec = FORMATS[q.format]
+    if spec.zero is None:
+        return lax.bitcast_convert_type(q.codes, jnp.dtype(spec.float_dtype)).astype(dtype)
+    codes = _unpack_nibbles(q.codes, axis=-1) if spec.bits == 4 else q.codes
+    *lead, out, width = codes.shape
+    codes = codes.reshape(*lead, out, width // q.group_size, q.group_size).astype(jnp.float32)
+    if q.offset is None:
+        zero = jnp.float32(spec.zero)
+    else:
+        zero = _unpack_nibbles(q.offset, axis=-2) if spec.bits == 4 else q.offset
+        zero = zero[..., :out, :, None].astype(jnp.float32)
+    scales = lax.bitcast_convert_type(q.scales, jnp.dtype(q.scale_dtype)).astype(jnp.float32)
+    values = ((codes - zero) * scales[..., None]).reshape(*lead, out, width)
+    return round_to(values, dtype)
+
+
+def round_to(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Rounds f32 `x` to `dtype` in a way that the compiler may not undo."""
+    info = jnp.finfo(dtype)
+    return lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant).astype(dtype)
+
+
+def select(q: QTensor, index: Sequence[jax.Array | int]) -> QTensor:
+    """The tensor at `index` of the leading (layer, expert) dimensions, read as one slice.
+
+    The stack itself stays where it is: only the bits of the selected tensor are read, which is what
+    keeps a decode step of a sparse model at the cost of its active experts.
+    """
+
+    def one(leaf: jax.Array) -> jax.Array:
+        rest = leaf.shape[len(index) :]
+        start = (*index, *(0 for _ in rest))
+        return lax.dynamic_slice(leaf, start, (1,) * len(index) + rest).reshape(rest)
+
+    return jax.tree.map(one, q) if index else q
+
+
+def take_rows(q: QTensor, rows: jax.Array) -> QTensor:
+    """Rows of an unstacked `q` (an embedding look-up), still packed."""
+    if q.offset is not None:
+        raise ValueError("take_rows: an embedding with packed zero codes is not supported")
+    return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), q)
+
+
+def from_float(x: np.ndarray | jax.Array) -> QTensor:
+    """Holds a bf16, fp16 or f32 array as its bits (a host array stays on the host)."""
+    name = jnp.dtype(x.dtype).name
+    if name not in FORMATS or FORMATS[name].zero is not None:
+        raise ValueError(f"from_float: dtype {name} is not one of bfloat16, float16, float32")
+    bits = _BITS_DTYPE[FORMATS[name].bits]
+    if isinstance(x, np.ndarray):
+        return QTensor(codes=x.view(bits), scales=None, offset=None, format=name)
+    return QTensor(lax.bitcast_convert_type(x, bits), scales=None, offset=None, format=name)
+
+
+def _unpack_nibbles(packed: jax.Array, axis: int) -> jax.Array:
+    """Two 4-bit codes a byte, low nibble first, to one code a byte along `axis` (-1 or -2)."""
+    pairs = jnp.stack([packed & 15, packed >> 4], axis=axis)
+    shape = list(packed.shape)
+    shape[axis] *= 2
+    return pairs.reshape(shape)

@@ -1,0 +1,32 @@
+"""Files that are whole or absent, and JSON that every reader accepts."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Writes `text` so that a reader, or a kill, sees the old file or the new one, never a half."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON text of nested dicts, sequences, numbers and arrays; NaN and infinities become null."""
+    return json.dumps(_plain(value), indent=indent, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None  # bare NaN is not JSON
+    if hasattr(value, "tolist"):  # numpy and jax, arrays and scalars
+        return _plain(value.tolist())
+    return value

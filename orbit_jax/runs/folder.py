@@ -1,0 +1,145 @@
+"""The run folder: everything that one run reads and writes, under one name."""
+
+import json
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orbit_jax.runs.environment import describe_environment
+from orbit_jax.runs.files import to_json, write_atomic
+
+SUMMARY_KEYS = (
+    "experiment",
+    "config",
+    "seed",
+    "steps",
+    "seconds",
+    "heldout_pass_before",
+    "heldout_pass_after",
+    "reward_first",
+    "reward_last",
+    "parity_max_abs_diff",
+    "parity_tokens",
+    "tokens_per_second",
+    "peak_memory_bytes",
+    "base_bytes",
+    "adapter_bytes",
+    "finished",
+)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """`<experiment>-<time>-<id>/` with config, environment, log, samples, checkpoints and plots."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, root: str | Path, experiment: str, config: Mapping[str, Any]) -> "RunFolder":
+        """Makes a new folder under `root` and records the config and the environment in it."""
+        name = f"{experiment}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        folder = cls(Path(root).absolute() / name)
+        for directory in (folder.path, folder.samples, folder.checkpoints, folder.plots):
+            directory.mkdir(parents=True)
+        write_atomic(folder.path / "config.json", to_json(config, indent=2))
+        write_atomic(folder.path / "environment.json", to_json(describe_environment(), indent=2))
+        folder.log(f"{experiment} starts")
+        return folder
+
+    @classmethod
+    def open(
+        cls, path: str | Path, config: Mapping[str, Any], may_differ: Sequence[str] = ()
+    ) -> "RunFolder":
+        """Opens an earlier run's folder to go on with it.
+
+        Args:
+            path: the folder that `create` made.
+            config: the config of the run that wants to go on.
+            may_differ: dotted names of the fields that change neither shapes nor meaning (how
+                many steps, how often to report); any other difference is refused, listing all.
+        """
+        folder = cls(Path(path).absolute())
+        if not (folder.path / "config.json").is_file():
+            raise ValueError(
+                f"resume: {path} has no config.json; name a folder that an earlier run wrote"
+            )
+        changes = _changes(folder.config(), json.loads(to_json(config)))
+        refused = [line for name, line in changes.items() if name not in may_differ]
+        if refused:
+            raise ValueError(
+                f"resume: the config differs from that of {folder.path.name} in "
+                f"{'; '.join(refused)}; restore these values or start a new run"
+            )
+        folder.log(f"resumes{''.join(f'; {line}' for line in changes.values())}")
+        write_atomic(folder.path / "config.json", to_json(config, indent=2))
+        earlier = json.loads((folder.path / "environment.json").read_text(encoding="utf-8"))
+        for name, line in _changes(earlier, json.loads(to_json(describe_environment()))).items():
+            if name != "command":
+                folder.log(f"environment changed, bits may differ: {line}")
+        return folder
+
+    @property
+    def samples(self) -> Path:
+        """Where `write_samples` writes."""
+        return self.path / "samples"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where `checkpoint.run_state` writes."""
+        return self.path / "checkpoints"
+
+    @property
+    def plots(self) -> Path:
+        """Where pictures go."""
+        return self.path / "plots"
+
+    def config(self) -> dict[str, Any]:
+        """The config that the run was started, or last resumed, with."""
+        return json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+
+    def log(self, text: str) -> None:
+        """Appends one dated line to `log.txt`."""
+        with (self.path / "log.txt").open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def write_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> Path:
+        """Writes one JSON line per sample of a step; a step that is run again replaces its file."""
+        path = self.samples / f"step_{step:06d}.jsonl"
+        write_atomic(path, "".join(f"{to_json(row)}\n" for row in rows))
+        return path
+
+    def write_summary(self, summary: Mapping[str, Any]) -> Path:
+        """Writes `summary.json`, whose keys are exactly `SUMMARY_KEYS`: scripts read them."""
+        missing = [key for key in SUMMARY_KEYS if key not in summary]
+        unknown = [key for key in summary if key not in SUMMARY_KEYS]
+        if missing or unknown:
+            raise ValueError(
+                f"summary: missing keys {missing}, unknown keys {unknown}; "
+                "give each of SUMMARY_KEYS once and nothing else"
+            )
+        path = self.path / "summary.json"
+        write_atomic(path, to_json({key: summary[key] for key in SUMMARY_KEYS}, indent=2))
+        return path
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
+    """Dotted field -> "field: old -> new", for each that differs or that one side lacks."""
+    before, after = _flat(old), _flat(new)
+    return {
+        name: f"{name}: {before.get(name, 'absent')} -> {after.get(name, 'absent')}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name, "absent") != after.get(name, "absent")
+    }
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    fields = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            fields |= _flat(value, f"{prefix}{name}.")
+        else:
+            fields[f"{prefix}{name}"] = value
+    return fields

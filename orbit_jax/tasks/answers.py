@@ -1,0 +1,118 @@
+r"""Finding the answer in a completion, and reading plain numbers exactly.
+
+The answer of a completion is its last *balanced* `\boxed{...}`, else the last number in the text.
+Numbers are read by one regular expression into `fractions.Fraction`: nothing is evaluated, there
+is no floating point and hence no tolerance. Understood are signs (also U+2212), thousands
+separators, decimals, `a/b`, `\frac{a}{b}`, mixed numbers (`2 2/3`), small integer powers,
+scientific notation and percent (`50%` is 1/2).
+"""
+
+import re
+from fractions import Fraction
+
+MAX_NUMBER_CHARACTERS = 200  # longer digit strings are no answers, and cost quadratic time to read
+
+_DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)"
+_EXPONENT = r"(?:\{[+-]?\d{1,3}\}|[+-]?\d{1,3})"
+_ATOM = (
+    rf"{_DECIMAL}(?:\^{_EXPONENT}|[eE][+-]?\d{{1,3}}|\s*(?:\\times|\\cdot|×)\s*10\^{_EXPONENT})?"
+)
+_ATOM_PARTS = re.compile(
+    rf"(?P<mantissa>{_DECIMAL})(?:\^(?P<power>{_EXPONENT})"
+    rf"|(?:[eE]|\s*(?:\\times|\\cdot|×)\s*10\^)(?P<ten>{_EXPONENT}))?"
+)
+_NUMBER = re.compile(
+    rf"(?P<sign>[+-]?)(?P<whole>\d+\s*(?=\\frac)|\d+\s+(?=\d+\s?/\s?\d))?"
+    rf"(?:\\frac\{{(?P<top_sign>-?)(?P<top>{_ATOM})\}}\{{(?P<bottom>{_ATOM})\}}"
+    rf"|(?P<left>{_ATOM})(?:\s?/\s?(?P<right>{_ATOM}))?)"
+    r"(?P<percent>\s*%)?"
+)
+# In running text a number does not start inside a word or another number, a minus after a digit
+# or bracket subtracts, and what goes on as a power or a decimal is not yet the whole number.
+_NUMBER_IN_TEXT = re.compile(
+    rf"(?<![\w.^])(?:(?<![\w)}}\]%])(?=[+-])|(?![+-]))(?:{_NUMBER.pattern})(?![\d^]|\.\d)"
+)
+_BRACE_OR_BOX = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
+_QUANTITY_WORD = r"percent|pct|dozen|hundred|thousand|million|billion|trillion"
+_UNIT = re.compile(
+    rf"\\(?:text|mathrm)\{{(?!\s*(?:{_QUANTITY_WORD}))[A-Za-z .]*\}}|\^\{{?\\circ\}}?|°"
+)
+_ASSIGNED_NAME = re.compile(r"^[A-Za-z]\s*=\s*")
+
+
+def extract_answer(completion: str) -> str | None:
+    r"""Return the text of the answer, or None when there is none to read.
+
+    The last outermost balanced `\boxed{...}` counts; when a later box is never closed (the
+    completion was cut off inside its answer) there is no answer. Without any box, the last number.
+    """
+    boxed, cut_off = _last_box(completion)
+    if cut_off:
+        return None
+    if boxed is not None:
+        return boxed.strip() or None
+    numbers = [m.group() for m in _NUMBER_IN_TEXT.finditer(normalise_answer(completion))]
+    return numbers[-1] if numbers else None
+
+
+def normalise_answer(text: str) -> str:
+    r"""Unify spellings that do not change the value: minus signs, `$`, spacing, `\dfrac`, `\%`."""
+    text = text.replace("\u2212", "-")
+    text = re.sub(r"(?<=\d)(?:\{,\}|,\\!|\\,)(?=\d{3})", "", text)
+    text = re.sub(r"\\\$|\$|\\left(?![a-z])|\\right(?![a-z])|\\[,!]", "", text)
+    text = re.sub(r"\\[;: ]|\s", " ", text).replace("\\%", "%")
+    text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", text)
+    text = re.sub(r"\\frac\s*(\d)", r"\\frac{\1}", text)
+    text = re.sub(r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}", text)
+    return re.sub(r"^([+-])\s+", r"\1", text.strip())
+
+
+def read_number(text: str) -> Fraction | None:
+    """Return the exact value of a normalised plain number or fraction, None for anything else."""
+    match = _NUMBER.fullmatch(text) if len(text) <= MAX_NUMBER_CHARACTERS else None
+    if match is None:
+        return None
+    try:
+        top, bottom = match["top"] or match["left"], match["bottom"] or match["right"]
+        value = _read_atom(top) / (_read_atom(bottom) if bottom else 1)
+    except ZeroDivisionError:
+        return None
+    value = -value if match["top_sign"] else value
+    value += int(match["whole"]) if match["whole"] else 0
+    value = -value if match["sign"] == "-" else value
+    return value / 100 if match["percent"] else value
+
+
+def strip_decoration(text: str) -> str:
+    r"""Drop what a completion may write around a number: `x =`, units in `\text{}`, degrees."""
+    return _UNIT.sub("", _ASSIGNED_NAME.sub("", text)).strip()
+
+
+def _read_atom(text: str) -> Fraction:
+    parts = _ATOM_PARTS.fullmatch(text)
+    value = Fraction(parts["mantissa"].replace(",", "").rstrip("."))
+    if parts["power"]:
+        value **= int(parts["power"].strip("{}"))
+    if parts["ten"]:
+        value *= Fraction(10) ** int(parts["ten"].strip("{}"))
+    return value
+
+
+def _last_box(text: str) -> tuple[str | None, bool]:
+    """Return the content of the last balanced box, and whether a later box stays open."""
+    open_braces: list[tuple[bool, int]] = []  # (is a box, where its content starts)
+    closed: list[tuple[int, int]] = []  # contents of outermost balanced boxes
+    for token in _BRACE_OR_BOX.finditer(text):
+        if token.group() in (r"\{", r"\}"):
+            continue
+        if token.group() != "}":
+            open_braces.append((token.group() != "{", token.end()))
+        elif open_braces:
+            is_box, start = open_braces.pop()
+            if is_box:
+                while closed and closed[-1][0] > start:
+                    closed.pop()
+                closed.append((start, token.start()))
+    last_start = closed[-1][0] if closed else -1
+    cut_off = any(is_box and start > last_start for is_box, start in open_braces)
+    return (text[slice(*closed[-1])] if closed else None), cut_off

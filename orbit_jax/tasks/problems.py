@@ -1,0 +1,200 @@
+r"""Generated arithmetic of graded difficulty, split so that train and held-out never meet.
+
+Problems are `chain_sum` expressions of the reasoning-gym package, such as `27 + 35 - 14`. A
+difficulty is named terms x digits: `3x2` adds or subtracts three two-digit numbers. Which side of
+the split a problem is on depends on its text alone (`is_heldout`, a hash), so every script that
+asks that function, the base's pretraining included, keeps the same problems out of training.
+"""
+
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+TRAINED_DIFFICULTIES = ("2x1", "2x2", "3x1", "3x2")
+UNSEEN_DIFFICULTY = "4x2"
+HELDOUT_ONE_IN = 10  # small enough to leave 2x1, which has only 200 problems, most of them
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A prompt (text, or chat messages with `role` and `content`) and its reference answer."""
+
+    id: str
+    prompt: str | tuple[dict[str, str], ...]
+    answer: str
+    difficulty: str = ""
+
+
+@dataclass(frozen=True)
+class MathData:
+    """Problems to train on, held-out ones of the same kind, and ones of a kind never trained on.
+
+    Raises:
+        ValueError: when a prompt occurs twice, within a part or in two parts.
+    """
+
+    train: tuple[Problem, ...]
+    heldout: tuple[Problem, ...]
+    unseen: tuple[Problem, ...] = ()
+
+    def __post_init__(self):
+        part_of: dict[str, str] = {}
+        for part in ("train", "heldout", "unseen"):
+            for problem in getattr(self, part):
+                text = normalise_prompt(problem.prompt)
+                if text in part_of:
+                    raise ValueError(
+                        f"MathData: prompt {text[:80]!r} is in {part_of[text]} and again in "
+                        f"{part}; remove one of them."
+                    )
+                part_of[text] = part
+
+
+def generate_problems(
+    seed: int,
+    train: int = 10_000,
+    heldout: int = 500,
+    unseen: int = 500,
+    difficulties: Sequence[str] = TRAINED_DIFFICULTIES,
+    unseen_difficulty: str = UNSEEN_DIFFICULTY,
+) -> MathData:
+    """Return that many distinct problems per part, a function of the arguments alone.
+
+    Draws go round the difficulties, so the parts are balanced over them, except that a difficulty
+    with few distinct problems (2x1) gives what it has and the others fill up.
+
+    Raises:
+        ValueError: when a difficulty is malformed or trained and unseen, or when the difficulties
+            do not hold that many distinct problems.
+    """
+    if unseen_difficulty in difficulties:
+        raise ValueError(
+            f"unseen_difficulty {unseen_difficulty!r} is among the trained difficulties "
+            f"{tuple(difficulties)}; choose another."
+        )
+    trained = problem_stream(seed, difficulties)
+    parts = _draw_distinct(trained, {False: train, True: heldout})
+    never_trained = problem_stream(seed, (unseen_difficulty,))
+    return MathData(
+        train=parts[False],
+        heldout=parts[True],
+        unseen=_draw_distinct(never_trained, {True: unseen})[True],
+    )
+
+
+def train_problem_stream(
+    seed: int, difficulties: Sequence[str] = TRAINED_DIFFICULTIES
+) -> Iterator[Problem]:
+    """Yield train-side problems without end (with repeats), one difficulty after the other.
+
+    A difficulty named twice comes twice as often.
+    """
+    return (p for p in problem_stream(seed, difficulties) if not is_heldout(p.prompt))
+
+
+def problem_stream(seed: int, difficulties: Sequence[str]) -> Iterator[Problem]:
+    """Yield problems of both sides without end, one difficulty after the other.
+
+    Raises:
+        ValueError: when no difficulty is named, or one is not of the form `3x2`.
+    """
+    if not difficulties:
+        raise ValueError("difficulties is empty; name at least one, such as '3x2'.")
+    return _draw(seed, [(name, _chain_sum(name)) for name in difficulties])
+
+
+def is_heldout(prompt: str | tuple[dict[str, str], ...]) -> bool:
+    """Tell whether a prompt belongs to the held-out side: by its text alone, one in ten."""
+    digest = hashlib.sha256(normalise_prompt(prompt).encode()).digest()
+    return int.from_bytes(digest[:8], "big") % HELDOUT_ONE_IN == 0
+
+
+def normalise_prompt(prompt: str | tuple[dict[str, str], ...]) -> str:
+    """Return the prompt's text with runs of white space as one space; equal text is one problem."""
+    if not isinstance(prompt, str):
+        prompt = " ".join(f"{message['role']}: {message['content']}" for message in prompt)
+    return " ".join(prompt.split())
+
+
+def worked_solution(expression: str) -> str:
+    r"""Return the steps from left to right and the boxed result: `1 + 2` -> `1+2=3;\boxed{3}`.
+
+    Raises:
+        ValueError: when the expression is not a sum or difference of whole numbers.
+    """
+    first, *rest = _read_sum(expression)
+    total, steps = first, []
+    for term in rest:
+        steps.append(f"{total}{term:+d}={total + term};")
+        total += term
+    return "".join(steps) + rf"\boxed{{{total}}}"
+
+
+def direct_solution(expression: str) -> str:
+    r"""Return the boxed result alone: `1 + 2` -> `\boxed{3}`; raises as `worked_solution`."""
+    return rf"\boxed{{{sum(_read_sum(expression))}}}"
+
+
+def _read_sum(expression: str) -> list[int]:
+    terms = expression.replace(" ", "")
+    if not re.fullmatch(r"\d+(?:[+-]\d+)*", terms):
+        raise ValueError(
+            f"expression {expression!r} is not a sum or difference of whole numbers, such as "
+            "'27 + 35 - 14'."
+        )
+    return [int(term) for term in re.findall(r"[+-]?\d+", terms)]
+
+
+def _chain_sum(difficulty: str):
+    import reasoning_gym  # a second to import, so only where problems are generated
+
+    match = re.fullmatch(r"([1-9]\d?)x([1-9]\d?)", difficulty)
+    if not match:
+        raise ValueError(
+            f"difficulty {difficulty!r} is not of the form terms x digits, such as '3x2'."
+        )
+    terms, digits = int(match[1]), int(match[2])
+    return reasoning_gym.create_dataset(
+        "chain_sum",
+        seed=0,
+        min_terms=terms,
+        max_terms=terms,
+        min_digits=digits,
+        max_digits=digits,
+    )
+
+
+def _draw(seed: int, sources: list[tuple[str, object]]) -> Iterator[Problem]:
+    # reasoning-gym seeds each item with seed + index: neighbouring seeds would share nearly all
+    # problems, so every seed gets an index range of its own.
+    indices = itertools.count(seed << 40)
+    for index, (difficulty, source) in zip(indices, itertools.cycle(sources), strict=False):
+        item = source[index]
+        yield Problem(
+            f"{difficulty}-{index}", item["metadata"]["expression"], item["answer"], difficulty
+        )
+
+
+def _draw_distinct(
+    stream: Iterator[Problem], wanted: dict[bool, int]
+) -> dict[bool, tuple[Problem, ...]]:
+    """Return `wanted[side]` distinct problems for each side of `is_heldout`."""
+    found: dict[bool, dict[str, Problem]] = {side: {} for side in wanted}
+    draws = 100_000 + 50 * sum(wanted.values())
+    for problem in itertools.islice(stream, draws):
+        if all(len(found[side]) == count for side, count in wanted.items()):
+            break
+        side = is_heldout(problem.prompt)
+        if side in wanted and len(found[side]) < wanted[side]:
+            found[side].setdefault(normalise_prompt(problem.prompt), problem)
+    else:
+        counts = {
+            "held-out" if side else "train": len(problems) for side, problems in found.items()
+        }
+        raise ValueError(
+            f"the difficulties hold too few distinct problems: found {counts} in {draws} draws; "
+            "ask for fewer or add difficulties."
+        )
+    return {side: tuple(problems.values()) for side, problems in found.items()}

@@ -1,0 +1,150 @@
+import itertools
+import json
+import random
+
+import pytest
+from tokenizers import AddedToken, models, pre_tokenizers, processors
+from tokenizers import Tokenizer as FastTokenizer
+
+from orbit_jax.checkpoint.byte_tokenizer import VOCAB_SIZE, build_byte_tokenizer
+from orbit_jax.checkpoint.tokenizer import Tokenizer
+
+USER = [{"role": "user", "content": "hi"}]
+PLAIN_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bytes")
+    build_byte_tokenizer(folder)
+    return Tokenizer.load(folder)
+
+
+def write_folder(folder, config, generation=None, post_processor=False):
+    """A word tokenizer: 0 unknown, 1 BOS, 2 EOS, 3 hi; a post-processor adds BOS when asked to."""
+    fast = FastTokenizer(models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2, "hi": 3}, "<unk>"))
+    fast.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast.add_special_tokens([AddedToken("<s>"), AddedToken("</s>")])
+    if post_processor:
+        fast.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 1)]
+        )
+    fast.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("in_template", "in_processor", "in_config"), [*itertools.product([False, True], repeat=3)]
+)
+def test_a_prompt_begins_with_exactly_one_bos_if_anything_asks_for_it(
+    tmp_path, in_template, in_processor, in_config
+):
+    config = {
+        "bos_token": {"content": "<s>"},
+        "eos_token": "</s>",
+        "add_bos_token": in_config,
+        "chat_template": ("{{ bos_token }}" if in_template else "") + PLAIN_TEMPLATE,
+    }
+    tokenizer = Tokenizer.load(write_folder(tmp_path, config, post_processor=in_processor))
+    asked = in_template or in_processor or in_config
+    assert tokenizer.encode_chat(USER) == ([1, 3] if asked else [3])
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [({"eos_token_id": [2, 3]}, (2, 3)), ({"eos_token_id": 0}, (0,)), ({}, (2,)), (None, (2,))],
+)
+def test_end_ids_are_a_list_an_int_or_the_named_token(tmp_path, generation, expected):
+    tokenizer = Tokenizer.load(write_folder(tmp_path, {"eos_token": "</s>"}, generation))
+    assert tokenizer.eos_ids == expected
+    assert tokenizer.pad_id == expected[0]
+
+
+def test_template_file_wins_and_named_templates_are_understood(tmp_path):
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "</s>"}]
+    folder = write_folder(tmp_path, {"eos_token": "</s>", "chat_template": named})
+    assert Tokenizer.load(folder).encode_chat(USER) == [2]
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }} {{ eos_token }}")
+    assert Tokenizer.load(folder).encode_chat(USER) == [3, 2]
+
+
+def test_without_a_template_contents_are_joined_by_newlines(tmp_path):
+    tokenizer = Tokenizer.load(write_folder(tmp_path, {"eos_token": "</s>"}))
+    assert tokenizer.render_chat(USER * 2) == "hi\nhi\n"
+    assert tokenizer.encode_chat(USER * 2) == [3, 3]
+
+
+def test_a_template_may_refuse_and_may_not_reach_outside(tmp_path):
+    refusing = {"eos_token": "</s>", "chat_template": "{{ raise_exception('no tools here') }}"}
+    with pytest.raises(ValueError, match="no tools here"):
+        Tokenizer.load(write_folder(tmp_path, refusing)).encode_chat(USER)
+    reaching = {"eos_token": "</s>", "chat_template": "{{ ''.__class__.__mro__ }}"}
+    with pytest.raises(ValueError, match="unsafe"):
+        Tokenizer.load(write_folder(tmp_path, reaching)).encode_chat(USER)
+
+
+def test_bad_folders_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"tokenizer\.json does not exist"):
+        Tokenizer.load(tmp_path)
+    write_folder(tmp_path, {})
+    with pytest.raises(ValueError, match="names no token that ends a completion"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json is not valid JSON"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="not a tokenizer that can be read"):
+        Tokenizer.load(tmp_path)
+
+
+def test_byte_tokenizer_gives_every_byte_its_own_id(byte_tokenizer):
+    assert byte_tokenizer.encode("é\n 7") == list("é\n 7".encode())
+    assert byte_tokenizer.vocab_size == VOCAB_SIZE == 261
+
+
+def test_byte_tokenizer_reads_back_any_text(byte_tokenizer):
+    draw = random.Random(0)
+    pieces = [
+        "a",
+        " ",
+        " .",
+        "\n",
+        "\r\n",
+        "\t",
+        "é",
+        "e\u0301",
+        "\u2212",
+        "汉",
+        "😀",
+        "\x00",
+        "\ufeff",
+    ]
+    pieces += [r"\boxed{", "}", "\\", "{", "<|", "|>"]
+    for _ in range(500):
+        text = "".join(draw.choices(pieces, k=20))
+        assert byte_tokenizer.decode(byte_tokenizer.encode(text)) == text
+
+
+def test_byte_tokenizer_renders_the_chat_once(byte_tokenizer):
+    ids = byte_tokenizer.encode_chat([{"role": "user", "content": "27 + 35"}])
+    assert ids == [256, *b"27 + 35", 257]
+    assert byte_tokenizer.decode(ids, keep_special=True) == "<|user|>27 + 35<|assistant|>"
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    assert (
+        byte_tokenizer.render_chat(turns) == "<|user|>a<|assistant|>b<|end|><|user|>c<|assistant|>"
+    )
+
+
+def test_byte_tokenizer_keeps_the_box_and_drops_the_end_and_unused_rows(byte_tokenizer):
+    ids = byte_tokenizer.encode(r"\boxed{48}<|end|>")
+    assert ids == [260, *b"48}", 258]
+    assert byte_tokenizer.eos_ids == (258,)
+    assert byte_tokenizer.pad_id == 259
+    assert byte_tokenizer.decode([*ids, 259, 280]) == r"\boxed{48}"

@@ -1,0 +1,98 @@
+import json
+
+import jax.numpy as jnp
+import pytest
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+from orbit_jax.runs.metrics import MetricsWriter, read_metrics
+
+
+def events(folder):
+    """Every TensorBoard event of a run, in the order of writing."""
+    found = []
+    for path in sorted((folder / "tensorboard").iterdir(), key=lambda p: p.stat().st_mtime_ns):
+        data = path.read_bytes()
+        while data:  # a record is: length (8 bytes), its checksum (4), the event, its checksum (4)
+            length = int.from_bytes(data[:8], "little")
+            found.append(Event.FromString(data[12 : 12 + length]))
+            data = data[16 + length :]
+    return found
+
+
+def test_rows_are_read_back_as_written(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(0, {"reward/mean": 0.25, "count": jnp.int32(3)})
+        writer.write(1, {"reward/mean": jnp.float32(0.5), "note": "text"})
+    assert read_metrics(tmp_path) == [
+        {"step": 0, "reward/mean": 0.25, "count": 3},
+        {"step": 1, "reward/mean": 0.5, "note": "text"},
+    ]
+
+
+def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(0, {"a": 1.0})
+        assert len(read_metrics(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), jnp.float32("-inf")])
+def test_values_that_are_not_finite_become_null(tmp_path, value):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(0, {"a": value, "b": 1.0})
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {"step": 0, "a": None, "b": 1.0}
+
+
+def test_a_resumed_run_has_each_step_once(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        for step in range(5):
+            writer.write(step, {"a": float(step)})
+    with MetricsWriter(tmp_path, start=3) as writer:
+        for step in range(3, 6):
+            writer.write(step, {"a": 10.0 + step})
+    assert [row["a"] for row in read_metrics(tmp_path)] == [0, 1, 2, 13, 14, 15]
+
+
+def test_rows_of_a_resumed_run_equal_those_of_one_run(tmp_path):
+    values = [0.1 + 0.2, 1e-7, 123456.789, 3.0]
+    for name in ("whole", "resumed"):
+        (tmp_path / name).mkdir()
+    with MetricsWriter(tmp_path / "whole") as writer:
+        for step, value in enumerate(values):
+            writer.write(step, {"a": value})
+    for start, stop in ((0, 3), (2, 4)):
+        with MetricsWriter(tmp_path / "resumed", start=start) as writer:
+            for step in range(start, stop):
+                writer.write(step, {"a": values[step]})
+    whole, resumed = (tmp_path / name / "metrics.jsonl" for name in ("whole", "resumed"))
+    assert whole.read_bytes() == resumed.read_bytes()
+
+
+def test_a_line_cut_off_by_a_kill_is_dropped(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(0, {"a": 1.0})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1, "a": 2')
+    assert read_metrics(tmp_path) == [{"step": 0, "a": 1.0}]
+    with MetricsWriter(tmp_path, start=1) as writer:
+        writer.write(1, {"a": 3.0})
+    assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1]
+
+
+def test_a_folder_without_metrics_has_no_rows(tmp_path):
+    assert read_metrics(tmp_path) == []
+
+
+def test_tensorboard_gets_the_finite_numbers(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(7, {"reward/mean": 0.5, "bad": float("nan"), "note": "text"})
+    scalars = [(e.step, v.tag, v.simple_value) for e in events(tmp_path) for v in e.summary.value]
+    assert scalars == [(7, "reward/mean", 0.5)]
+
+
+def test_tensorboard_is_told_which_steps_a_resume_replaces(tmp_path):
+    for start in (0, 3):
+        with MetricsWriter(tmp_path, start=start) as writer:
+            writer.write(start, {"a": 1.0})
+    starts = [e.step for e in events(tmp_path) if e.session_log.status == SessionLog.START]
+    assert starts == [3]

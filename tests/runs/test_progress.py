@@ -1,0 +1,105 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from orbit_jax.runs.progress import Progress
+
+METRICS = {
+    "reward/mean": 0.7104,
+    "parity/max_abs_diff": 0.0,
+    "adapter/update_size": 1.23e-3,
+    "heldout/pass_greedy": 0.842,
+    "heldout/pass_sampled": 0.71,
+    "tokens_per_second": 5234.4,
+    "other": 9.0,
+}
+
+
+def plain(total=10, **settings):
+    """A progress that writes to a file, with its output and its log."""
+    output, log = io.StringIO(), []
+    console = Console(file=output, width=40)
+    return Progress(total, log.append, console=console, **settings), output, log
+
+
+def test_without_a_terminal_a_line_says_all_and_the_log_has_the_same():
+    progress, output, log = plain()
+    with progress:
+        progress.update(4, METRICS)
+    (line,) = output.getvalue().splitlines()
+    assert log == [line]
+    assert line.startswith("step 4/10  40%")
+    for part in (
+        "reward 0.710",
+        "held-out greedy 84.2%",
+        "held-out sampled 71.0%",
+        "log-prob gap 0 ",
+        "adapter update 1.2e-03",
+        "tokens/s 5,234",
+        "steps/s",
+        "ETA 0:00",
+    ):
+        assert part in line
+    assert "other" not in line
+
+
+def test_lines_come_at_the_interval_and_at_the_end():
+    progress, _, log = plain(interval_seconds=3600)
+    with progress:
+        for step in range(1, 11):
+            progress.update(step, {"reward/mean": 0.5})
+    assert [line.split()[1] for line in log] == ["1/10", "10/10"]
+
+
+def test_new_heldout_figures_are_shown_at_once_and_kept():
+    progress, _, log = plain(interval_seconds=3600)
+    with progress:
+        progress.update(1, {})
+        progress.update(2, {"heldout/pass_greedy": 0.5})
+        progress.update(3, {"reward/mean": 0.5})
+        progress.update(10, {})
+    assert [line.split()[1] for line in log] == ["1/10", "2/10", "10/10"]
+    assert "held-out greedy 50.0%" in log[-1]
+
+
+def test_a_gap_that_is_not_zero_does_not_read_as_zero():
+    progress, _, log = plain()
+    progress.update(1, {"parity/max_abs_diff": 1.2e-7})
+    assert "log-prob gap 1.2e-07" in log[0]
+
+
+def test_a_metric_that_is_not_finite_is_shown_as_such():
+    progress, _, log = plain()
+    progress.update(1, {"reward/mean": float("nan"), "entropy": None})
+    assert "reward nan" in log[0]
+    assert "entropy" not in log[0]
+
+
+def test_the_rate_of_a_resumed_run_counts_only_its_own_steps(monkeypatch):
+    clock = iter(range(0, 1000, 2))
+    monkeypatch.setattr("orbit_jax.runs.progress.time.monotonic", lambda: float(next(clock)))
+    progress, _, log = plain(total=104, start=100)  # the clock stands at 0
+    progress.update(101, {})  # and here at 2
+    assert "0.50 steps/s  ETA 0:06" in log[0]
+
+
+def test_a_note_is_shown_and_logged():
+    progress, output, log = plain()
+    with progress:
+        progress.note("checkpoint [step_000004]")
+    assert output.getvalue() == "checkpoint [step_000004]\n"
+    assert log == ["checkpoint [step_000004]"]
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_on_a_terminal_the_view_is_live_and_the_log_stays_plain(width):
+    output, log = io.StringIO(), []
+    console = Console(file=output, force_terminal=True, width=width, _environ={"TERM": "xterm"})
+    with Progress(10, log.append, console=console) as progress:
+        progress.update(4, METRICS)
+        progress.note("a note")
+    assert "log-prob gap" in output.getvalue()
+    assert "a note" in output.getvalue()
+    assert "\x1b[" in output.getvalue()
+    assert "\x1b[" not in "".join(log)

@@ -1,0 +1,95 @@
+import ast
+import re
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
+
+
+def pins(name):
+    """Package name -> version of one requirements file; its other lines must be known ones."""
+    found = {}
+    for line in (ROOT / name).read_text().splitlines():
+        if line and not line.startswith(("#", "-r ", "-e .")):
+            package, version = re.fullmatch(r"([\w.\[\]-]+)==([\w.]+)", line).groups()
+            package = normal(package.split("[")[0])
+            assert package not in found, f"{name} names {package} twice"
+            found[package] = version
+    return found
+
+
+def normal(package):
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
+def imported(folder):
+    """Top-level names that the folder's files import, relative to nothing."""
+    names = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names.add(node.module.split(".")[0])
+    return names
+
+
+def test_a_version_is_written_once():
+    common = pins("requirements-common.txt")
+    for name in ("requirements.txt", "requirements-cpu.txt", "requirements-dev.txt"):
+        assert not common.keys() & pins(name).keys()
+
+
+def test_both_kinds_of_machine_get_the_same_jax_and_its_jaxlib():
+    jax = {pins(name)["jax"] for name in ("requirements.txt", "requirements-cpu.txt")}
+    assert jax == {pins("requirements-common.txt")["jaxlib"]}
+
+
+@pytest.mark.parametrize("folder", ["orbit_jax", "experiments", "configs"])
+def test_what_runs_import_is_required(folder):
+    required = pins("requirements-common.txt") | pins("requirements-cpu.txt")
+    packages = metadata.packages_distributions()
+    local = {path.stem for path in (ROOT / folder).rglob("*.py")} | {"orbit_jax", "configs"}
+    for name in imported(folder) - local - set(sys.stdlib_module_names):
+        distributions = {normal(package) for package in packages.get(name, [name])}
+        assert distributions & required.keys(), f"{folder} imports {name}: require its package"
+
+
+def test_neither_runs_nor_tests_import_development_packages():
+    development = {name.replace("-", "_") for name in pins("requirements-dev.txt")}
+    tests = {folder.relative_to(ROOT) for folder in (ROOT / "tests").iterdir() if folder.is_dir()}
+    for folder in {"orbit_jax", "experiments", "configs", *map(str, tests)} - {"tests/goldens"}:
+        assert not imported(folder) & development
+
+
+def test_the_makefile_has_every_promised_target():
+    assert {"help", "setup", "demo", "test", "lint", "goldens", "base", "gpu-check"} <= TARGETS
+
+
+def test_every_script_that_the_makefile_runs_is_there():
+    scripts = re.findall(r"\S+/bin/python (\S+\.py)", MAKEFILE)
+    assert len(scripts) == 4
+    assert [script for script in scripts if not (ROOT / script).is_file()] == []
+
+
+def test_every_make_command_of_the_readme_exists():
+    commands = set(re.findall(r"`make ([a-z-]+)", (ROOT / "README.md").read_text()))
+    assert {"demo", "test"} <= commands <= TARGETS
+
+
+def test_the_python_that_make_asks_for_is_the_one_that_the_package_needs():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    major, minor = re.search(r"version_info < \((\d+), (\d+)\)", MAKEFILE).groups()
+    assert project["requires-python"] == f">={major}.{minor}"
+
+
+def test_continuous_integration_is_executable_and_ends_with_the_tests():
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111
+    assert script.read_text().rstrip().endswith("make test")
