@@ -64,8 +64,9 @@ def write(
 
 def by_slot(layout: Layout, stream: Stream, x: jax.Array) -> jax.Array:
     """`x[N, K, head_dim]` laid out as the cache does it: `[B, K, S, head_dim]`."""
-    out = regroup(x, layout.token_of_slot, layout.slot_of_token)
-    return out.reshape(stream.num_rows, stream.num_slots, *x.shape[1:]).transpose(0, 2, 1, 3)
+    n, kv, dim = x.shape
+    out = regroup(x.reshape(n * kv, dim), layout.token_of_slot, layout.slot_of_token)
+    return out.reshape(stream.num_rows, kv, stream.num_slots, dim)
 
 
 def attend(
@@ -77,10 +78,10 @@ def attend(
     """
     n, heads, dim = q.shape
     kv = keys.shape[1]
-    blocks = layout.query_positions.shape[0]
-    q = regroup(q.reshape(n, heads * dim), layout.token_of_query, layout.query_of_token)
-    q = q.reshape(blocks, layout.chunk, kv, heads // kv, dim).transpose(0, 2, 1, 3, 4)
-    q = q.reshape(blocks, kv, layout.chunk * (heads // kv), dim)
+    blocks, chunk = layout.query_positions.shape
+    group = heads // kv
+    q = regroup(q.reshape(n * kv, group * dim), layout.token_of_query, layout.query_of_token)
+    q = q.reshape(blocks, kv, chunk * group, dim)
 
     if layout.row_of_block is None:
         rows, pick = (keys, values), lambda kv_of_row: kv_of_row
@@ -92,7 +93,7 @@ def attend(
         return _block(q, *pick(row), positions)
 
     xs = (q, layout.query_positions, rows)
-    together = _MAX_SCORE_BYTES // (4 * q[0].size // dim * keys.shape[2])
+    together = _MAX_SCORE_BYTES // (4 * heads * chunk * keys.shape[2])
     if config.tile:
         out = lax.map(jax.checkpoint(block), xs)
     elif together >= blocks:
@@ -100,9 +101,9 @@ def attend(
     else:
         out = lax.map(jax.checkpoint(block), xs, batch_size=max(together, 1))
 
-    out = out.reshape(blocks, kv, layout.chunk, heads // kv, dim).transpose(0, 2, 1, 3, 4)
-    out = out.reshape(blocks * layout.chunk, heads * dim)
-    return regroup(out, layout.query_of_token[:, 0], layout.token_of_query[:, None])
+    out = out.reshape(blocks * kv * chunk, group * dim)
+    out = regroup(out, layout.query_of_token[:, 0], layout.token_of_query[:, None])
+    return out.reshape(n, heads * dim)
 
 
 def _block(

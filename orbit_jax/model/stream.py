@@ -45,16 +45,19 @@ class Stream:
 
 @struct.dataclass
 class Layout:
-    """Index arrays between the stream, the (row, position) slots and blocks of queries.
+    """Index arrays between the stream and attention's slots and blocks, for K kv heads.
+
+    They move rows of one (token, kv head), so that keys come out as `[B, K, S, ...]` and queries as
+    `[blocks, K, C, ...]` without a transpose: XLA:CPU widens a bf16 dot to f32, with another order
+    of summation, when one of its operands is transposed.
 
     Attributes:
-      token_of_slot: [B*S] stream index of each slot's token, N where there is none.
-      slot_of_token: [N, 1] the inverse, B*S at padding.
-      token_of_query: [blocks*C] stream index of each query place, N where there is none.
-      query_of_token: [N, 1] the inverse.
+      token_of_slot: [B*K*S] index n*K + k of each slot's token and head, N*K where there is none.
+      slot_of_token: [N*K, 1] the inverse.
+      token_of_query: [blocks*K*C] the same for the query places.
+      query_of_token: [N*K, 1] the inverse.
       row_of_block: [blocks], or None when block b belongs to row b.
       query_positions: [blocks, C], 0 where there is no query.
-      chunk: C, static.
     """
 
     token_of_slot: jax.Array
@@ -63,10 +66,9 @@ class Layout:
     query_of_token: jax.Array
     row_of_block: jax.Array | None
     query_positions: jax.Array
-    chunk: int = struct.field(pytree_node=False)
 
 
-def lay_out(config: ModelConfig, stream: Stream) -> Layout:
+def lay_out(config: ModelConfig, stream: Stream, kv_heads: int) -> Layout:
     """Computes the index arrays of a stream.
 
     Queries of one row are taken in blocks of C. Three cases: decode, where each row's one query is
@@ -74,8 +76,6 @@ def lay_out(config: ModelConfig, stream: Stream) -> Layout:
     """
     n, b, s = stream.tokens.shape[0], stream.num_rows, stream.num_slots
     valid, positions = stream.valid, stream.positions
-    slot = jnp.where(valid, stream.rows * s + positions, b * s)
-    token_of_slot = _inverse(slot, b * s)
     smallest = math.ceil(_MIN_QUERY_ROWS / config.queries_per_kv)
     if config.tile:
         chunk = max(smallest, config.tile // config.queries_per_kv)
@@ -85,9 +85,9 @@ def lay_out(config: ModelConfig, stream: Stream) -> Layout:
         chunk = max(smallest, min(config.query_chunk, s))
     row_of_block = None
     if stream.decode:
-        blocks, query = b, jnp.where(valid, jnp.arange(n) * chunk, b * chunk)
+        blocks, block, step = b, jnp.arange(n), jnp.zeros_like(positions)
     elif s <= chunk:
-        blocks, query = b, jnp.where(valid, stream.rows * chunk + positions, b * chunk)
+        blocks, block, step = b, stream.rows, positions
     else:
         row = jnp.where(valid, stream.rows, b)
         first = jax.ops.segment_min(positions, row, b + 1)
@@ -95,20 +95,30 @@ def lay_out(config: ModelConfig, stream: Stream) -> Layout:
         end = jnp.cumsum(-(-count // chunk))  # blocks of rows up to and including this one
         blocks = min(n, n // chunk + b)
         step = positions - first[row]
-        start = jnp.concatenate([jnp.zeros(1, end.dtype), end])[row]
-        query = jnp.where(valid, (start + step // chunk) * chunk + step % chunk, blocks * chunk)
+        block = jnp.concatenate([jnp.zeros(1, end.dtype), end])[row] + step // chunk
+        step = step % chunk
         row_of_block = jnp.searchsorted(end, jnp.arange(blocks), side="right").clip(max=b - 1)
-    token_of_query = _inverse(query, blocks * chunk)
+
+    token_of_query = _inverse(jnp.where(valid, block * chunk + step, blocks * chunk), blocks * chunk)
     query_positions = jnp.take(positions, token_of_query, mode="fill", fill_value=0)
+    slot = _per_head(valid, stream.rows, positions, b, s, kv_heads)
+    query = _per_head(valid, block, step, blocks, chunk, kv_heads)
     return Layout(
-        token_of_slot=token_of_slot,
+        token_of_slot=_inverse(slot, b * kv_heads * s),
         slot_of_token=slot[:, None],
-        token_of_query=token_of_query,
+        token_of_query=_inverse(query, blocks * kv_heads * chunk),
         query_of_token=query[:, None],
         row_of_block=row_of_block,
         query_positions=query_positions.reshape(blocks, chunk),
-        chunk=chunk,
     )
+
+
+def _per_head(
+    valid: jax.Array, row: jax.Array, step: jax.Array, rows: int, steps: int, heads: int
+) -> jax.Array:
+    """[N*heads] flat places in `[rows, heads, steps]`, out of range where not valid."""
+    place = (row[:, None] * heads + jnp.arange(heads)) * steps + step[:, None]
+    return jnp.where(valid[:, None], place, rows * heads * steps).reshape(-1)
 
 
 @jax.custom_vjp

@@ -100,7 +100,8 @@ def _forward(
         stream = mesh.local_stream(config.mesh, stream)
     dtype = jnp.dtype(config.compute_dtype)
     adapter = adapter.cast(dtype) if adapter else None
-    layout = lay_out(config, stream)
+    kv_heads = config.num_kv_heads // (config.mesh.tensor if mesh.shards_heads(config) else 1)
+    layout = lay_out(config, stream, kv_heads)
     rope = rope_angles(config, stream)
     hidden = _embed(base["embed_tokens"], stream.tokens, dtype)
     loads, first = [], 0
