@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter
+from orbit_jax.model.attention import Cache
 from orbit_jax.model.config import MeshShape, ModelConfig
 from orbit_jax.model.stream import Stream
 from orbit_jax.quant.qtensor import QTensor
@@ -106,9 +107,15 @@ def shards_heads(config: ModelConfig) -> bool:
     return config.mesh.tensor > 1 and config.num_kv_heads % config.mesh.tensor == 0
 
 
-def cache_spec(config: ModelConfig) -> P:
+def cache_specs(config: ModelConfig, cache: Cache | None) -> Cache | None:
     """Of keys and values `[L, B, K, S, hd]`."""
-    return P(None, "data", "tensor" if shards_heads(config) else None)
+    spec = P(None, "data", "tensor" if shards_heads(config) else None)
+    return jax.tree.map(lambda _: spec, cache)
+
+
+def row_specs(tree):
+    """Of arrays whose first dimension is rows, or a stream of them."""
+    return jax.tree.map(lambda _: P("data"), tree)
 
 
 def place(config: ModelConfig, tree, specs):
@@ -119,24 +126,10 @@ def place(config: ModelConfig, tree, specs):
     return jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), tree, specs)
 
 
-def over_devices(forward: Callable, config: ModelConfig, base, adapter, stream, cache) -> Callable:
-    """`forward(base, adapter, stream, cache)` with each device running its own part."""
-    caches = jax.tree.map(lambda _: cache_spec(config), cache)
-    streams = jax.tree.map(lambda _: P("data"), stream)
-    return jax.shard_map(
-        forward,
-        mesh=build(config.mesh),
-        in_specs=(base_specs(base), adapter_specs(adapter), streams, caches),
-        out_specs=(P("data"), caches, P()),
-        check_vma=False,
-    )
-
-
-def over_data(fn: Callable, config: ModelConfig) -> Callable:
-    """A row-wise `fn` of arrays `[N, ...]`, each data shard running its own rows."""
-    return jax.shard_map(
-        fn, mesh=build(config.mesh), in_specs=P("data"), out_specs=P("data"), check_vma=False
-    )
+def per_device(fn: Callable, config: ModelConfig, in_specs, out_specs) -> Callable:
+    """`fn` with each device running it on its own part of the arguments."""
+    mesh = build(config.mesh)
+    return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def local_stream(shape: MeshShape, stream: Stream) -> Stream:
@@ -152,3 +145,17 @@ def local_stream(shape: MeshShape, stream: Stream) -> Stream:
 def gather_columns(shape: MeshShape, y: jax.Array) -> jax.Array:
     """Inside `shard_map`: the whole `[N, out]` from each device's columns."""
     return lax.all_gather(y, "tensor", axis=1, tiled=True) if shape.tensor > 1 else y
+
+
+def place_rows(config: ModelConfig, tree):
+    """Puts host arrays whose first dimension is rows (or a stream of them) over `data`."""
+    if config.mesh.size == 1:
+        return tree
+    return place(config, tree, row_specs(tree))
+
+
+def place_micro_batches(config: ModelConfig, tree):
+    """Puts host arrays `[M, rows or tokens]` with their second dimension over `data`."""
+    if config.mesh.size == 1:
+        return tree
+    return place(config, tree, jax.tree.map(lambda x: P(None, "data") if x.ndim else P(), tree))

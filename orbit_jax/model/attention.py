@@ -106,9 +106,7 @@ def attend(
     return out.reshape(n, heads * dim)
 
 
-def _block(
-    q: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array
-) -> jax.Array:
+def _block(q: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array) -> jax.Array:
     """One block of queries `q[K, M, hd]` of one row over `keys, values[K, S, hd]`; M = C * H/K."""
     per_position = q.shape[1] // positions.shape[0]
     seen = jnp.arange(keys.shape[1]) <= jnp.repeat(positions, per_position)[:, None]  # [M, S]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from orbit_jax.adapters.adapter import Adapter, at
+from orbit_jax.adapters.adapter import Adapter
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.layers import linear, swiglu
 from orbit_jax.model.stream import regroup

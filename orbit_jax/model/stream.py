@@ -99,7 +99,9 @@ def lay_out(config: ModelConfig, stream: Stream, kv_heads: int) -> Layout:
         step = step % chunk
         row_of_block = jnp.searchsorted(end, jnp.arange(blocks), side="right").clip(max=b - 1)
 
-    token_of_query = _inverse(jnp.where(valid, block * chunk + step, blocks * chunk), blocks * chunk)
+    token_of_query = _inverse(
+        jnp.where(valid, block * chunk + step, blocks * chunk), blocks * chunk
+    )
     query_positions = jnp.take(positions, token_of_query, mode="fill", fill_value=0)
     slot = _per_head(valid, stream.rows, positions, b, s, kv_heads)
     query = _per_head(valid, block, step, blocks, chunk, kv_heads)

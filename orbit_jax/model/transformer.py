@@ -9,6 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from orbit_jax import mesh
 from orbit_jax.adapters.adapter import Adapter, at
@@ -48,25 +49,33 @@ def apply(
     """
     forward = functools.partial(_forward, config, remat)
     if config.mesh.size > 1:
-        forward = mesh.over_devices(forward, config, base, adapter, stream, cache)
+        caches, rows = mesh.cache_specs(config, cache), mesh.row_specs(stream)
+        specs = (mesh.base_specs(base), mesh.adapter_specs(adapter), rows, caches)
+        forward = mesh.per_device(forward, config, specs, (P("data"), caches, P()))
     return forward(base, adapter, stream, cache)
 
 
 def score(
     config: ModelConfig, base: dict, hidden: jax.Array, targets: jax.Array, temperature: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-probs of `targets[N]` under softmax(logits / temperature[N]), and entropies; f32 `[N]`."""
+    """Log-probs of `targets[N]` under softmax(logits / temperature[N]), and entropies, f32."""
 
-    def chunk(hidden: jax.Array, targets: jax.Array, temperature: jax.Array):
+    def chunk(base: dict, hidden: jax.Array, targets: jax.Array, temperature: jax.Array):
         return log_softmax_at(logits(base, hidden), targets, temperature)
 
-    whole = hidden.shape[0] <= config.head_chunk
-    rows = config.tile or (0 if whole else config.head_chunk)
-    body = chunk if whole else jax.checkpoint(chunk)
-    if config.mesh.data > 1:
-        rows_of = functools.partial(over_rows, body, rows)
-        return mesh.over_data(rows_of, config)(hidden, targets, temperature)
-    return over_rows(body, rows, hidden, targets, temperature)
+    def every_row(base: dict, *arrays: jax.Array):
+        if not config.tile and arrays[0].shape[0] <= config.head_chunk:
+            return chunk(base, *arrays)
+        body = jax.checkpoint(functools.partial(chunk, base))
+        return over_rows(body, config.tile or config.head_chunk, *arrays)
+
+    if config.mesh.size > 1:
+        head = {name: base[name] for name in ("embed_tokens", "lm_head") if name in base}
+        specs = (mesh.base_specs(head), P("data"), P("data"), P("data"))
+        return mesh.per_device(every_row, config, specs, P("data"))(
+            head, hidden, targets, temperature
+        )
+    return every_row(base, hidden, targets, temperature)
 
 
 def logits(base: dict, hidden: jax.Array) -> jax.Array:

@@ -1,0 +1,262 @@
+"""The run's configuration: an ml_collections file becomes one frozen, validated tree at the door.
+
+Every field is documented in `configs/tiny_moe.py`. Inside the program only these dataclasses
+travel; they are hashable, so the parts that shapes depend on serve as static arguments of a jit.
+"""
+
+import dataclasses
+import difflib
+from typing import Any
+
+from orbit_jax.adapters.adapter import LINEAR_LAYERS
+
+
+@dataclasses.dataclass(frozen=True)
+class BaseConfig:
+    """The frozen model."""
+
+    path: str = "orbit_jax/assets/tiny_moe_int4"
+    working_copy: str = "auto"
+    working_copy_share: float = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterConfig:
+    """LoRA on the policy."""
+
+    rank: int = 16
+    alpha: float = 32.0
+    rank_stabilized: bool = False
+    targets: tuple[str, ...] = LINEAR_LAYERS
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig:
+    """Where problems come from."""
+
+    jsonl: str = ""
+    data_seed: int = 0
+    train_problems: int = 10_000
+    heldout_problems: int = 500
+    unseen_problems: int = 500
+    grader_workers: int = 1
+    grader_max_seconds: float = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerConfig:
+    """How rollouts are drawn."""
+
+    prompts_per_step: int = 64
+    group_size: int = 8
+    temperature: float = 1.0
+    max_prompt_tokens: int = 32
+    max_completion_tokens: int = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class PPOConfig:
+    """The objective, and how a batch is turned into updates."""
+
+    advantage: str = "group_relative"
+    epochs: int = 1
+    minibatches: int = 1
+    micro_batches: int = 1
+    remat: bool = False
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float = 0.0
+    scale_by_std: bool = True
+    std_floor: float = 1e-4
+    gamma: float = 1.0
+    lam: float = 1.0
+    whiten: bool = True
+    bootstrap_truncated: bool = False
+    value_coefficient: float = 0.5
+    value_clip: float = 0.0
+    entropy_coefficient: float = 0.0
+    kl: str = "off"
+    kl_coefficient: float = 0.0
+    max_importance_weight: float = 2.0
+
+    @property
+    def critic(self) -> bool:
+        """Whether a critic is trained: only GAE reads one."""
+        return self.advantage == "gae"
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with warm-up and gradient clipping."""
+
+    learning_rate: float = 1e-3
+    critic_learning_rate: float = 1e-3
+    warmup_steps: int = 5
+    b1: float = 0.9
+    b2: float = 0.99
+    weight_decay: float = 0.0
+    max_gradient_norm: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Devices along the two axes."""
+
+    data: int = 1
+    tensor: int = 1
+    simulate: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+    """Held-out evaluation during the run; before and after it, all held-out problems are used."""
+
+    every_steps: int = 20
+    problems: int = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """The run folder."""
+
+    root: str = "runs"
+    checkpoint_every_steps: int = 50
+    keep_checkpoints: int = 2
+    samples_every_steps: int = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """All of it."""
+
+    experiment: str = "ppo_math"
+    seed: int = 0
+    steps: int = 100
+    parity: str = "auto"
+    base: BaseConfig = BaseConfig()
+    adapter: AdapterConfig = AdapterConfig()
+    task: TaskConfig = TaskConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    ppo: PPOConfig = PPOConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    mesh: MeshConfig = MeshConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    run: RunConfig = RunConfig()
+
+    @property
+    def rows(self) -> int:
+        """Rollouts of a step."""
+        return self.sampler.prompts_per_step * self.sampler.group_size
+
+    @property
+    def num_slots(self) -> int:
+        """Positions per row: a multiple of 64, where attention's sums over slots end neutrally."""
+        tokens = self.sampler.max_prompt_tokens + self.sampler.max_completion_tokens
+        return -(-tokens // 64) * 64
+
+
+def from_config_dict(given: Any) -> Config:
+    """Turns an `ml_collections.ConfigDict` (or a plain dict) into a validated `Config`.
+
+    Raises:
+      ValueError: for an unknown field, a value of the wrong type, or values that contradict each
+        other; the sentence names the field, the value and the remedy.
+    """
+    config = _read(Config, given.to_dict() if hasattr(given, "to_dict") else given, "config")
+    _validate(config)
+    return config
+
+
+def to_dict(config: Config) -> dict:
+    """The plain nested dict of a config, as it is written to the run folder."""
+    return dataclasses.asdict(config)
+
+
+def _read(kind: type, given: dict, path: str) -> Any:
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    values = {}
+    for name, value in given.items():
+        here = f"{path}.{name}"
+        if name not in fields:
+            close = difflib.get_close_matches(name, fields, n=1)
+            hint = f"did you mean {path}.{close[0]}?" if close else f"fields are {sorted(fields)}"
+            raise ValueError(f"{here}: there is no such field; {hint}")
+        default = fields[name].default
+        if dataclasses.is_dataclass(default):
+            values[name] = _read(type(default), value, here)
+        else:
+            values[name] = _typed(default, value, here)
+    return kind(**values)
+
+
+def _typed(default: Any, value: Any, path: str) -> Any:
+    if isinstance(default, tuple):
+        if isinstance(value, str) or not all(isinstance(v, str) for v in value):
+            raise ValueError(f"{path}={value!r}: expected a list of names, such as {default[:2]}")
+        return tuple(value)
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not type(default):
+        raise ValueError(
+            f"{path}={value!r}: expected {type(default).__name__}, such as {default!r}"
+        )
+    return value
+
+
+def _validate(config: Config) -> None:
+    def require(ok: bool, field: str, remedy: str) -> None:
+        if not ok:
+            value = config
+            for name in field.split("."):
+                value = getattr(value, name)
+            raise ValueError(f"config.{field}={value!r}: {remedy}")
+
+    positive = """
+        steps adapter.rank sampler.prompts_per_step sampler.group_size sampler.max_prompt_tokens
+        sampler.max_completion_tokens ppo.epochs ppo.minibatches ppo.micro_batches mesh.data
+        mesh.tensor evaluation.every_steps evaluation.problems task.train_problems
+        task.heldout_problems run.checkpoint_every_steps run.keep_checkpoints
+        run.samples_every_steps optimizer.learning_rate ppo.std_floor
+    """
+    for field in positive.split():
+        section, _, name = field.rpartition(".")
+        value = getattr(getattr(config, section) if section else config, name)
+        require(value > 0, field, "must be above 0")
+    choices = {
+        "base.working_copy": ("auto", "never", "always"),
+        "parity": ("auto", "fast", "tiles", "corrected"),
+        "ppo.advantage": ("group_relative", "gae"),
+        "ppo.kl": ("off", "metric", "reward", "loss"),
+    }
+    for field, allowed in choices.items():
+        section, _, name = field.rpartition(".")
+        value = getattr(getattr(config, section) if section else config, name)
+        require(value in allowed, field, f"use one of {allowed}")
+    require(
+        config.sampler.temperature > 0,
+        "sampler.temperature",
+        "training on greedy samples is refused: they have no log-prob that an update could move; "
+        "use a temperature above 0",
+    )
+    require(
+        config.ppo.micro_batches % config.ppo.minibatches == 0,
+        "ppo.minibatches",
+        f"must divide ppo.micro_batches={config.ppo.micro_batches}",
+    )
+    require(
+        config.rows % (config.ppo.micro_batches * config.mesh.data) == 0,
+        "ppo.micro_batches",
+        f"times mesh.data={config.mesh.data} must divide the {config.rows} rollouts of a step "
+        "(sampler.prompts_per_step x sampler.group_size)",
+    )
+    require(
+        config.ppo.critic or config.sampler.group_size > 1,
+        "sampler.group_size",
+        "a group-relative advantage needs at least 2 samples a prompt; raise it, or use "
+        'ppo.advantage="gae"',
+    )
+    require(
+        config.ppo.dual_clip == 0 or config.ppo.dual_clip > 1,
+        "ppo.dual_clip",
+        "must be above 1, or 0 for none",
+    )

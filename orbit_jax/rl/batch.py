@@ -1,0 +1,101 @@
+"""A training batch: rollouts with rewards, laid out as the step wants them."""
+
+import jax
+import numpy as np
+from flax import struct
+
+from orbit_jax import mesh
+from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.stream import Stream
+from orbit_jax.rl.packing import bucket, largest_part, pack
+from orbit_jax.rl.rollouts import Rollouts
+from orbit_jax.rl.sampler import LENGTH
+
+
+@struct.dataclass
+class Batch:
+    """B = M*R rollouts as M micro-batches of R rows, each a stream of N tokens.
+
+    Attributes:
+      stream: tokens, rows and positions `[M, N]`; rows count from 0 in each micro-batch.
+      sampled: [M, N] bool, tokens drawn by the policy; nothing else is trained on.
+      logprobs: [M, N] f32, the sampler's.
+      rewards: [M, R] f32; not finite where the grader failed: the row is masked and counted.
+      groups: [M, R] int32, which prompt a row answers.
+      truncated: [M, R] bool, rows that ended at their length limit.
+      temperature: f32 scalar, the one that was sampled with.
+      fingerprint: uint32 of the adapter that sampled.
+      num_groups: static, an upper bound on `groups`.
+    """
+
+    stream: Stream
+    sampled: jax.Array
+    logprobs: jax.Array
+    rewards: jax.Array
+    groups: jax.Array
+    truncated: jax.Array
+    temperature: jax.Array
+    fingerprint: jax.Array
+    num_groups: int = struct.field(pytree_node=False)
+
+
+def make_batch(
+    config: ModelConfig, rollouts: Rollouts, rewards: np.ndarray, micro_batches: int
+) -> Batch:
+    """Packs rollouts, in their order, into `micro_batches` equal parts.
+
+    N is the smallest bucket that holds the fullest part, so a run sees few shapes.
+
+    Raises:
+      ValueError: for rollouts that cannot be trained on: greedy or filtered ones, whose
+        distribution is not the one that the log-probs are of.
+    """
+    if rollouts.temperature <= 0 or rollouts.filtered:
+        raise ValueError(
+            f"temperature={rollouts.temperature}, top-k/top-p={rollouts.filtered}: such samples "
+            "are for evaluation; train on samples of the whole distribution at a temperature "
+            "above 0 (the set that a filter keeps moves with every update)"
+        )
+    total, width = rollouts.tokens.shape
+    num_rows, shards = total // micro_batches, config.mesh.data
+    lengths = rollouts.lengths
+    largest = num_rows // shards * width
+    fullest = max(
+        largest_part(lengths[i : i + num_rows], num_rows, shards) for i in range(0, total, num_rows)
+    )
+    size = bucket(fullest, largest) * shards
+    packed, sampled, logprobs = [], [], []
+    for first in range(0, total, num_rows):
+        rows = range(num_rows)
+        pieces = [(r, 0, rollouts.tokens[first + r, : lengths[first + r]]) for r in rows]
+        part = pack(pieces, num_rows, shards, size)
+        valid = part.rows < num_rows
+        place = (first + np.where(valid, part.rows, 0), part.positions)
+        packed.append(part)
+        sampled.append(valid & rollouts.sampled[place])
+        logprobs.append(np.where(sampled[-1], rollouts.logprobs[place], 0).astype(np.float32))
+
+    def per_row(x: np.ndarray, dtype: type) -> np.ndarray:
+        return np.asarray(x, dtype).reshape(micro_batches, num_rows)
+
+    return mesh.place_micro_batches(
+        config,
+        Batch(
+            stream=Stream(
+                *(
+                    np.stack([getattr(p, f) for p in packed])
+                    for f in ("tokens", "rows", "positions")
+                ),
+                num_rows=num_rows,
+                num_slots=width,
+            ),
+            sampled=np.stack(sampled),
+            logprobs=np.stack(logprobs),
+            rewards=per_row(rewards, np.float32),
+            groups=per_row(rollouts.groups, np.int32),
+            truncated=per_row(rollouts.status == LENGTH, bool),
+            temperature=np.float32(rollouts.temperature),
+            fingerprint=np.uint32(rollouts.fingerprint),
+            num_groups=total,
+        ),
+    )

@@ -1,0 +1,337 @@
+"""The PPO step: one jitted function from a batch of rollouts to the next state.
+
+Read `ppo_step` from top to bottom: what was sampled, what it was worth, how the policy moves.
+Micro-batches are scanned, gradients are sums over tokens divided once by the token count of the
+optimiser batch, and an update that must not happen is deselected inside, since the old state is
+donated.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax import lax
+
+from orbit_jax.adapters.adapter import Adapter, fingerprint
+from orbit_jax.config import OptimizerConfig, PPOConfig
+from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.stream import Stream
+from orbit_jax.model.transformer import apply, score
+from orbit_jax.quant.matmul import dot
+from orbit_jax.rl import losses
+from orbit_jax.rl.advantages import AdvantageFn, Experience, last_token
+from orbit_jax.rl.batch import Batch
+from orbit_jax.rl.losses import LossFn
+from orbit_jax.rl.metrics import Sums, group_norms
+
+
+@dataclasses.dataclass(frozen=True)
+class StepConfig:
+    """What the step depends on. `exact` is false only under the `corrected` parity recipe."""
+
+    model: ModelConfig
+    ppo: PPOConfig
+    optimizer: OptimizerConfig
+    seed: int = 0
+    exact: bool = True
+
+
+@struct.dataclass
+class Critic:
+    """A second adapter on the same frozen base, and a scalar head `[D]` on its hidden states."""
+
+    adapter: Adapter
+    head: jax.Array
+
+
+@struct.dataclass
+class TrainState:
+    """All that training moves. `reference` is a frozen adapter, or None when the base is it."""
+
+    policy: Adapter
+    critic: Critic | None
+    reference: Adapter | None
+    optimizer: optax.OptState
+    step: jax.Array
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """AdamW with linear warm-up; policy and critic are clipped and scaled apart."""
+
+    def adamw(rate: float) -> optax.GradientTransformation:
+        first = rate / (config.warmup_steps + 1)
+        schedule = optax.linear_schedule(first, rate, config.warmup_steps)
+        return optax.chain(
+            optax.clip_by_global_norm(config.max_gradient_norm),
+            optax.adamw(schedule, config.b1, config.b2, weight_decay=config.weight_decay),
+        )
+
+    parts = {"policy": adamw(config.learning_rate), "critic": adamw(config.critic_learning_rate)}
+    return optax.partition(parts, lambda params: {k: k for k in params})
+
+
+def init_state(
+    config: StepConfig, policy: Adapter, critic: Critic | None, reference: Adapter | None = None
+) -> TrainState:
+    """A fresh state: f32 masters and zero moments; the base has neither."""
+    params = _trainable(policy, critic)
+    optimizer = make_optimizer(config.optimizer).init(params)
+    return TrainState(policy, critic, reference, optimizer, jnp.int32(0))
+
+
+def ppo_step(
+    config: StepConfig,
+    base: dict,
+    state: TrainState,
+    batch: Batch,
+    loss_fn: LossFn,
+    advantage_fn: AdvantageFn,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """Old values, advantages, epochs of minibatches, update.
+
+    Args:
+      config: static; so are `loss_fn` and `advantage_fn`.
+      base: the frozen weights: an argument, never closed over, never differentiated.
+      state: donated.
+      batch: rollouts with rewards.
+
+    Returns:
+      The new state, or the old one where an update must not happen, and scalar metrics. The state
+      is kept as it was when the log-probs of sampler and trainer differ (`config.exact`), when
+      another adapter sampled, when nothing is left to train on, or when a gradient is not finite.
+    """
+    ppo, rows = config.ppo, batch.stream.rows
+    finite = jnp.isfinite(batch.rewards)
+    mask = batch.sampled & _of_rows(finite, rows)
+    old = jnp.where(mask, batch.logprobs, 0.0)
+    forward = functools.partial(_forward, config, base, temperature=batch.temperature)
+
+    def over_micro_batches(fn: Callable):
+        return lax.map(fn, batch.stream)
+
+    # Before the first update: the trainer's own log-probs where the loss cannot give them for free,
+    # the critic's values, the reference's log-probs.
+    updates = ppo.epochs * ppo.minibatches
+    gap, weights = None, jnp.ones_like(old)
+    if updates > 1 or not config.exact:
+        own = over_micro_batches(lambda stream: forward(state.policy, stream)[0])
+        own = jnp.where(mask, own, 0.0)
+        gap = jnp.abs(own - old).max()
+        if not config.exact:
+            weights = jnp.minimum(jnp.exp(own - old), ppo.max_importance_weight)
+            old = own
+    values, last_values = jnp.zeros_like(old), jnp.zeros_like(batch.rewards)
+    if state.critic is not None:
+        values, after = over_micro_batches(
+            lambda stream: _values(config, base, state.critic, stream)
+        )
+        last = jax.vmap(last_token)(mask, rows, batch.rewards)
+        last_values = jnp.take_along_axis(after, last.clip(max=rows.shape[1] - 1), axis=1)
+    reference = old
+    if ppo.kl != "off":
+        reference = over_micro_batches(lambda stream: forward(state.reference, stream)[0])
+        reference = jnp.where(mask, reference, 0.0)
+    penalty = jnp.zeros_like(old)
+    if ppo.kl == "reward":
+        penalty = ppo.kl_coefficient * losses.k1(old, reference)
+    experience = Experience(
+        mask=mask,
+        rows=rows,
+        rewards=jnp.where(finite, batch.rewards, 0.0),
+        counted=finite,
+        groups=batch.groups,
+        truncated=batch.truncated,
+        penalty=penalty,
+        values=values,
+        last_values=last_values,
+        num_groups=batch.num_groups,
+    )
+    advantages, returns = advantage_fn(ppo, experience)
+    targets = {
+        "stream": batch.stream,
+        "mask": mask,
+        "old": old,
+        "weights": weights,
+        "reference": reference,
+        "advantages": jnp.where(mask, advantages, 0.0),
+        "values": values,
+        "returns": jnp.where(mask, returns, 0.0),
+    }
+
+    def update(carry: tuple, micro_ids: jax.Array) -> tuple:
+        """One optimiser update from the micro-batches numbered `micro_ids`."""
+        params, optimizer = carry
+        chosen = jax.tree.map(lambda x: x[micro_ids], targets)
+        count = chosen["mask"].sum()
+        loss = functools.partial(_loss, config, base, state, loss_fn, batch.temperature, count)
+        gradient = functools.partial(jax.grad(loss, has_aux=True), params)
+
+        def accumulate(total: tuple, micro: dict) -> tuple[tuple, None]:
+            grads, sums = gradient(micro)
+            return (jax.tree.map(jnp.add, total[0], grads), total[1].merge(sums)), None
+
+        shapes = jax.eval_shape(gradient, jax.tree.map(lambda x: x[0], chosen))
+        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        (grads, sums), _ = lax.scan(accumulate, zero, chosen)
+        changes, optimizer_after = make_optimizer(config.optimizer).update(grads, optimizer, params)
+        ok = (count > 0) & jnp.isfinite(optax.global_norm(grads))
+        select = functools.partial(jnp.where, ok)
+        params = jax.tree.map(select, optax.apply_updates(params, changes), params)
+        optimizer = jax.tree.map(select, optimizer_after, optimizer)
+        return (params, optimizer), (sums, group_norms(grads), ok)
+
+    before = _trainable(state.policy, state.critic)
+    order = _micro_batch_order(config, state.step, rows.shape[0])
+    (after, optimizer), (sums, gradient_norms, applied) = lax.scan(
+        update, (before, state.optimizer), order
+    )
+    if gap is None:
+        gap = sums.maxima["parity/max_abs_diff"][0]
+    same_adapter = fingerprint(state.policy.params) == batch.fingerprint
+    ok = same_adapter & applied.any()
+    if config.exact:
+        ok &= gap == 0  # false for NaN too
+    params = jax.tree.map(functools.partial(jnp.where, ok), after, before)
+    optimizer = jax.tree.map(functools.partial(jnp.where, ok), optimizer, state.optimizer)
+    critic = state.critic and state.critic.replace(
+        adapter=state.critic.adapter.replace(params=params["critic"]["adapter"]),
+        head=params["critic"]["head"],
+    )
+    state = TrainState(
+        policy=state.policy.replace(params=params["policy"]),
+        critic=critic,
+        reference=state.reference,
+        optimizer=optimizer,
+        step=state.step + 1,
+    )
+    changes = group_norms(jax.tree.map(jnp.subtract, params, before))
+    sizes = {k: changes[k] / jnp.maximum(v, 1e-12) for k, v in group_norms(before).items()}
+    metrics = sums.finish()
+    metrics |= {
+        "parity/max_abs_diff": gap,
+        "parity/tokens": mask.sum(),
+        "parity/extra_forwards": jnp.int32(updates > 1 or not config.exact),
+        "update/applied": ok.astype(jnp.int32),
+        "update/same_adapter": same_adapter.astype(jnp.int32),
+        "update/skipped_minibatches": (~applied).sum(),
+        "reward/infra_failures": (~finite).sum(),
+        "tokens": (rows < batch.stream.num_rows).sum(),
+        **{f"gradient_norm/{k}": v.mean() for k, v in gradient_norms.items()},
+        **{f"adapter/update_size/{k}": v for k, v in sizes.items()},
+        "adapter/update_size": sizes["policy"],
+    }
+    return state, metrics
+
+
+def _loss(
+    config: StepConfig,
+    base: dict,
+    state: TrainState,
+    loss_fn: LossFn,
+    temperature: jax.Array,
+    count: jax.Array,
+    params: dict,
+    micro: dict,
+) -> tuple[jax.Array, Sums]:
+    """A micro-batch's share of the loss: sums over its tokens divided by the update's `count`."""
+    ppo, mask = config.ppo, micro["mask"]
+    policy = state.policy.replace(params=params["policy"])
+    logprobs, entropy, load = _forward(config, base, policy, micro["stream"], temperature)
+    # What stands in masked places, finite or not, must reach neither the loss nor a gradient.
+    logprobs = jnp.where(mask, logprobs, 0.0)
+    entropy = jnp.where(mask, entropy, 0.0)
+    old, reference = micro["old"], micro["reference"]
+    token_loss, extra = loss_fn(ppo, logprobs, old, micro["advantages"])
+    token_loss = token_loss * micro["weights"]
+    if ppo.kl == "loss":
+        token_loss += ppo.kl_coefficient * losses.kl_in_loss(logprobs, reference)
+    token_loss -= ppo.entropy_coefficient * entropy
+    count = jnp.maximum(count, 1)
+    total = jnp.where(mask, token_loss, 0.0).sum() / count
+    difference = logprobs - old
+    ratio = jnp.exp(jnp.clip(difference, -20.0, 20.0))
+    sums = {
+        "loss/policy": token_loss,
+        "ratio/mean": ratio,
+        "entropy": entropy,
+        "kl/rollout_k1": losses.k1(old, logprobs),
+        "kl/rollout_k3": losses.k3(old, logprobs),
+        **extra,
+    }
+    if ppo.kl != "off":
+        sums |= {
+            "kl/reference_k1": losses.k1(logprobs, reference),
+            "kl/reference_k3": losses.k3(logprobs, reference),
+        }
+    if state.critic is not None:
+        critic = state.critic.replace(
+            adapter=state.critic.adapter.replace(params=params["critic"]["adapter"]),
+            head=params["critic"]["head"],
+        )
+        value, _ = _values(config, base, critic, micro["stream"])
+        error = jnp.square(value - micro["returns"])
+        if ppo.value_clip:
+            near = micro["values"] + jnp.clip(
+                value - micro["values"], -ppo.value_clip, ppo.value_clip
+            )
+            error = jnp.maximum(error, jnp.square(near - micro["returns"]))
+        value_loss = 0.5 * jnp.where(mask, error, 0.0)
+        total += ppo.value_coefficient * value_loss.sum() / count
+        sums |= {"loss/value": value_loss, "value/mean": value, "value/return": micro["returns"]}
+    maxima = {"parity/max_abs_diff": jnp.abs(difference), "ratio/max": ratio}
+    return total, Sums.of(sums, maxima, mask, load)
+
+
+def _forward(
+    config: StepConfig,
+    base: dict,
+    adapter: Adapter | None,
+    stream: Stream,
+    temperature: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Log-probs and entropies [N], standing at the tokens that they are of, and expert loads."""
+    hidden, _, load = apply(config.model, base, adapter, stream, remat=config.ppo.remat)
+    # Rows are contiguous: the target of a token is its right neighbour, and what was computed for
+    # it moves right by one. The first token of a row gets its left neighbour's junk; it was not
+    # sampled, so no mask ever holds it.
+    targets = jnp.roll(stream.tokens, -1)
+    temperatures = jnp.broadcast_to(temperature, targets.shape)
+    logprobs, entropy = score(config.model, base, hidden, targets, temperatures)
+    return jnp.roll(logprobs, 1), jnp.roll(entropy, 1), load
+
+
+def _values(
+    config: StepConfig, base: dict, critic: Critic, stream: Stream
+) -> tuple[jax.Array, jax.Array]:
+    """The critic's value before each token and after it, both [N] f32."""
+    hidden, _, _ = apply(config.model, base, critic.adapter, stream, remat=config.ppo.remat)
+    after = dot(hidden, critic.head[None].astype(hidden.dtype))[:, 0]
+    return jnp.roll(after, 1), after
+
+
+def _of_rows(per_row: jax.Array, rows: jax.Array) -> jax.Array:
+    """[M, R] to [M, N]: the value of each token's row, zero at padding."""
+    padded = jnp.pad(per_row, ((0, 0), (0, 1)))
+    return jnp.take_along_axis(padded, rows, axis=1)
+
+
+def _micro_batch_order(config: StepConfig, step: jax.Array, micro_batches: int) -> jax.Array:
+    """[updates, micro-batches per update]: each epoch visits all, in an order of its own."""
+    ppo = config.ppo
+    if ppo.epochs * ppo.minibatches == 1:
+        return jnp.arange(micro_batches)[None]
+    key = jax.random.fold_in(jax.random.key(config.seed), step)
+    keys = jax.random.split(key, ppo.epochs)
+    orders = jax.vmap(lambda k: jax.random.permutation(k, micro_batches))(keys)
+    return orders.reshape(ppo.epochs * ppo.minibatches, -1)
+
+
+def _trainable(policy: Adapter, critic: Critic | None) -> dict:
+    params = {"policy": policy.params}
+    if critic is not None:
+        params["critic"] = {"adapter": critic.adapter.params, "head": critic.head}
+    return params
