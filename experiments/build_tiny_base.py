@@ -64,8 +64,8 @@ import os
 TOKENS = int(os.environ.get("TOK", 4096)); ROWS, SLOTS = TOKENS // 20, 48
 
 
-def write_completion(problem: Problem, rng: np.random.Generator, args) -> str:
-    if rng.random() < args.worked:
+def write_completion(problem: Problem, rng: np.random.Generator, args, share) -> str:
+    if rng.random() < share:
         return worked_solution(problem.prompt)
     if rng.random() < args.noise:
         return rf"\boxed{{{int(problem.answer) + int(rng.choice([-1,1]))*int(rng.integers(1, 11))}}}"
@@ -76,15 +76,16 @@ def batches(tokenizer: Tokenizer, args) -> Iterator[dict[str, np.ndarray]]:
     """Streams of TOKENS tokens that hold whole rows."""
     rng = np.random.default_rng(args.seed)
     rows: list[tuple[list[int], list[int]]] = []
-    total = 0
+    total = done = 0
     diffs = tuple(args.difficulties.split(","))
     for problem in train_problem_stream(args.seed + 1, diffs):
         assert not is_heldout(problem.prompt)
         prompt = tokenizer.encode_chat([{"role": "user", "content": problem.prompt}])
-        completion = tokenizer.encode(write_completion(problem, rng, args) + "<|end|>")
+        completion = tokenizer.encode(write_completion(problem, rng, args, args.early if done < args.switch * args.steps else args.worked) + "<|end|>")
         length = len(prompt) + len(completion)
         if total + length > TOKENS or len(rows) == ROWS:
             yield pack(rows)
+            done += 1
             rows, total = [], 0
         rows.append((prompt, completion))
         total += length
@@ -196,7 +197,7 @@ def evaluate(config, base, tokenizer, data, seed=0, show=0, full=True):
             worked = np.array([not t.startswith("\\boxed") for t in texts])
             diff = np.array([p.difficulty for p in problems])
             row = {"all": ok.mean(), "worked_share": worked.mean()}
-            row |= {d: ok[diff == d].mean() for d in sorted(set(diff))}
+            row |= {d: ok[diff == d].mean() for d in map(str, sorted(set(diff)))}
             result[f"{part}/{name}"] = {k: round(float(v), 3) for k, v in row.items()}
             print(f"  {part}/{name}", result[f"{part}/{name}"], flush=True)
             if show and not force:
@@ -211,6 +212,8 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--worked", type=float, default=WORKED_SHARE)
+    parser.add_argument("--early", type=float, default=0.9)
+    parser.add_argument("--switch", type=float, default=0.7)
     parser.add_argument("--noise", type=float, default=0.0)
     parser.add_argument("--block", type=int, default=1024)
     parser.add_argument("--every", type=int, default=500)

@@ -17,11 +17,11 @@ _OPTIONS: dict[tuple[str, str], dict[str, str | bool | int]] = {
     ("cpu", "fast"): {
         "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
         "xla_allow_excess_precision": False,
-        "xla_disable_hlo_passes": "while-loop-invariant-code-motion",
+        "xla_disable_hlo_passes": "while-loop-invariant-code-motion,float-normalization-bf16",
     },
     ("cpu", "tiles"): {
         "xla_allow_excess_precision": False,
-        "xla_disable_hlo_passes": "while-loop-invariant-code-motion",
+        "xla_disable_hlo_passes": "while-loop-invariant-code-motion,float-normalization-bf16",
     },
     ("gpu", "fast"): {"xla_allow_excess_precision": False},
     ("gpu", "tiles"): {

@@ -80,8 +80,13 @@ def attend(
     kv = keys.shape[1]
     blocks, chunk = layout.query_positions.shape
     group = heads // kv
-    q = regroup(q.reshape(n * kv, group * dim), layout.token_of_query, layout.query_of_token)
-    q = q.reshape(blocks, kv, chunk * group, dim)
+    if layout.token_of_query is None:
+        q = jnp.pad(
+            q.reshape(n, kv, group, dim), ((0, 0), (0, 0), (0, (chunk - 1) * group), (0, 0))
+        )
+    else:
+        q = regroup(q.reshape(n * kv, group * dim), layout.token_of_query, layout.query_of_token)
+        q = q.reshape(blocks, kv, chunk * group, dim)
 
     if layout.row_of_block is None:
         rows, pick = (keys, values), lambda kv_of_row: kv_of_row
@@ -101,6 +106,8 @@ def attend(
     else:
         out = lax.map(jax.checkpoint(block), xs, batch_size=max(together, 1))
 
+    if layout.token_of_query is None:
+        return out[:, :, :group].reshape(n, heads * dim)
     out = out.reshape(blocks * kv * chunk, group * dim)
     out = regroup(out, layout.query_of_token[:, 0], layout.token_of_query[:, None])
     return out.reshape(n, heads * dim)

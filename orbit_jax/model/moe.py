@@ -37,10 +37,17 @@ def moe(
     layer: jax.Array,
     x: jax.Array,
     valid: jax.Array,
+    skip_unused: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """Feed-forward of `x[N, D]` through each token's chosen experts.
 
-    Returns `[N, D]` in x's dtype, and how many tokens chose each expert, `[E]` int32.
+    Args:
+      valid: [N] bool; padding reaches no expert.
+      skip_unused: leave out blocks that hold no row. Not for training: through a conditional, a
+        loop would save the whole stack of packed weights once per block for the backward pass.
+
+    Returns:
+      `[N, D]` in x's dtype, and how many tokens chose each expert, `[E]` int32.
     """
     experts, mixing = over_rows(
         lambda rows: route(config, weights["gate"], layer, rows), config.tile, x
@@ -48,9 +55,9 @@ def moe(
     experts = jnp.where(valid[:, None], experts, config.num_experts)
     if config.mesh.size == 1:
         load = _count(experts, config.num_experts)
-        slots = _dispatch(config, weights["experts"], adapter, layer, x, experts)
+        slots = _dispatch(config, weights["experts"], adapter, layer, x, experts, skip_unused)
     else:
-        load, slots = _exchange(config, weights["experts"], adapter, layer, x, experts)
+        load, slots = _exchange(config, weights["experts"], adapter, layer, x, experts, skip_unused)
     total = jnp.zeros(x.shape, jnp.float32)
     for j in range(config.top_k):
         # Rounding each product keeps the compiler from fusing it with the sum in one program and
@@ -66,6 +73,7 @@ def _exchange(
     layer: jax.Array,
     x: jax.Array,
     experts: jax.Array,
+    skip_unused: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """`_dispatch` over the mesh: tokens are gathered, each device serves the experts it holds.
 
@@ -78,7 +86,7 @@ def _exchange(
     load = _count(experts, config.num_experts)
     here = experts - device * local
     here = jnp.where((here >= 0) & (here < local), here, local)
-    slots = lax.psum(_dispatch(config, weights, adapter, layer, x, here), "tensor")
+    slots = lax.psum(_dispatch(config, weights, adapter, layer, x, here, skip_unused), "tensor")
     return load, lax.psum_scatter(slots, "data", tiled=True)
 
 
@@ -89,6 +97,7 @@ def _dispatch(
     layer: jax.Array,
     x: jax.Array,
     experts: jax.Array,
+    skip_unused: bool,
 ) -> jax.Array:
     """Outputs `[N, k, D]` of each token's experts `[N, k]`; zero for experts out of range."""
     n, k = experts.shape
@@ -127,11 +136,14 @@ def _dispatch(
 
         return project("down_proj", swiglu(project("gate_proj", rows), project("up_proj", rows)))
 
-    def one(xs: tuple) -> jax.Array:
+    def if_used(xs: tuple) -> jax.Array:
         used, *rest = xs
         return lax.cond(used, feed_forward, lambda xs: jnp.zeros_like(xs[0]), tuple(rest))
 
-    out = lax.map(one, (block < block_end[-1], rows, expert_of_block, params))
+    if skip_unused:
+        out = lax.map(if_used, (block < block_end[-1], rows, expert_of_block, params))
+    else:
+        out = lax.map(feed_forward, (rows, expert_of_block, params))
     out = out.reshape(blocks * size, -1)
     return regroup(out, place_of, assignment_of[:, None]).reshape(n, k, -1)
 

@@ -54,16 +54,17 @@ class Layout:
     Attributes:
       token_of_slot: [B*K*S] index n*K + k of each slot's token and head, N*K where there is none.
       slot_of_token: [N*K, 1] the inverse.
-      token_of_query: [blocks*K*C] the same for the query places.
-      query_of_token: [N*K, 1] the inverse.
+      token_of_query: [blocks*K*C] the same for the query places; None in decode, where token b is
+        the first query of block b.
+      query_of_token: [N*K, 1] the inverse, or None.
       row_of_block: [blocks], or None when block b belongs to row b.
       query_positions: [blocks, C], 0 where there is no query.
     """
 
     token_of_slot: jax.Array
     slot_of_token: jax.Array
-    token_of_query: jax.Array
-    query_of_token: jax.Array
+    token_of_query: jax.Array | None
+    query_of_token: jax.Array | None
     row_of_block: jax.Array | None
     query_positions: jax.Array
 
@@ -84,9 +85,13 @@ def lay_out(config: ModelConfig, stream: Stream, kv_heads: int) -> Layout:
     else:
         chunk = max(smallest, min(config.query_chunk, s))
     row_of_block = None
+    slot = _per_head(valid, stream.rows, positions, b, s, kv_heads)
+    token_of_slot, slot_of_token = _inverse(slot, b * kv_heads * s), slot[:, None]
     if stream.decode:
-        blocks, block, step = b, jnp.arange(n), jnp.zeros_like(positions)
-    elif s <= chunk:
+        padding = jnp.zeros((b, chunk - 1), positions.dtype)
+        query_positions = jnp.concatenate([positions[:, None], padding], axis=1)
+        return Layout(token_of_slot, slot_of_token, None, None, None, query_positions)
+    if s <= chunk:
         blocks, block, step = b, stream.rows, positions
     else:
         row = jnp.where(valid, stream.rows, b)
@@ -103,11 +108,10 @@ def lay_out(config: ModelConfig, stream: Stream, kv_heads: int) -> Layout:
         jnp.where(valid, block * chunk + step, blocks * chunk), blocks * chunk
     )
     query_positions = jnp.take(positions, token_of_query, mode="fill", fill_value=0)
-    slot = _per_head(valid, stream.rows, positions, b, s, kv_heads)
     query = _per_head(valid, block, step, blocks, chunk, kv_heads)
     return Layout(
-        token_of_slot=_inverse(slot, b * kv_heads * s),
-        slot_of_token=slot[:, None],
+        token_of_slot=token_of_slot,
+        slot_of_token=slot_of_token,
         token_of_query=_inverse(query, blocks * kv_heads * chunk),
         query_of_token=query[:, None],
         row_of_block=row_of_block,

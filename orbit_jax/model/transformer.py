@@ -192,7 +192,7 @@ def _layer(
     hidden, x = over_rows(after_attention, config.tile, hidden, attended)
     if sparse:
         experts = adapter.replace(params=at(adapter.params, "mlp", "experts")) if adapter else None
-        y, load = moe(config, weights["mlp"], experts, layer, x, stream.valid)
+        y, load = moe(config, weights["mlp"], experts, layer, x, stream.valid, cache is not None)
     else:
         y, load = over_rows(feed_forward, config.tile, x), jnp.zeros(0, jnp.int32)
     return (_add(hidden, y), cache), load

@@ -124,6 +124,14 @@ def take_rows(q: QTensor, rows: jax.Array) -> QTensor:
     return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), q)
 
 
+def working_copy(q: QTensor) -> QTensor:
+    """The same weight with its bf16 values as bits: faster to read, up to four times as large.
+
+    Dequantising is element-wise, so a product with the copy has the bits of one with the codes.
+    """
+    return q if FORMATS[q.format].zero is None else from_float(dequantize(q, jnp.bfloat16))
+
+
 def from_float(x: np.ndarray | jax.Array) -> QTensor:
     """Holds a bf16, fp16 or f32 array as its bits (a host array stays on the host)."""
     name = jnp.dtype(x.dtype).name

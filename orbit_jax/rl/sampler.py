@@ -234,7 +234,7 @@ def _copy_rows(cache: Cache, slots: jax.Array, source: jax.Array) -> Cache:
             row = lax.dynamic_slice_in_dim(c, source[b], 1, axis=1)
             return lax.dynamic_update_slice_in_dim(c, row, b, axis=1)
 
-        return lax.cond(source[b] == b, lambda c: c, lambda c: jax.tree.map(one, c), cache)
+        return jax.tree.map(one, cache)
 
     return lax.fori_loop(0, source.shape[0], copy_row, cache)
 
