@@ -1,11 +1,11 @@
-r"""Pretrains the tiny mixture of experts that the repository ships, and quantises it to INT4.
-"""
+r"""Pretrains the tiny mixture of experts that the repository ships, and quantises it to INT4."""
 
 import argparse
 import dataclasses
 import functools
 import hashlib
 import json
+import pickle
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +36,7 @@ from orbit_jax.tasks.problems import (
 )
 
 import os
+
 HF_CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
@@ -61,14 +62,16 @@ HF_CONFIG = {
 DIFFICULTIES = ("2x1", "2x2", "2x2", "3x1", "3x2", "3x2", "3x2", "4x1")
 WORKED_SHARE = 0.25
 import os
-TOKENS = int(os.environ.get("TOK", 4096)); ROWS, SLOTS = TOKENS // 20, 48
+
+TOKENS = int(os.environ.get("TOK", 4096))
+ROWS, SLOTS = TOKENS // 20, 48
 
 
 def write_completion(problem: Problem, rng: np.random.Generator, args, share) -> str:
     if rng.random() < share:
         return worked_solution(problem.prompt)
     if rng.random() < args.noise:
-        return rf"\boxed{{{int(problem.answer) + int(rng.choice([-1,1]))*int(rng.integers(1, 11))}}}"
+        return rf"\boxed{{{int(problem.answer) + int(rng.choice([-1, 1])) * int(rng.integers(1, 11))}}}"
     return direct_solution(problem.prompt)
 
 
@@ -81,7 +84,12 @@ def batches(tokenizer: Tokenizer, args) -> Iterator[dict[str, np.ndarray]]:
     for problem in train_problem_stream(args.seed + 1, diffs):
         assert not is_heldout(problem.prompt)
         prompt = tokenizer.encode_chat([{"role": "user", "content": problem.prompt}])
-        completion = tokenizer.encode(write_completion(problem, rng, args, args.early if done < args.switch * args.steps else args.worked) + "<|end|>")
+        completion = tokenizer.encode(
+            write_completion(
+                problem, rng, args, args.early if done < args.stable else args.worked
+            )
+            + "<|end|>"
+        )
         length = len(prompt) + len(completion)
         if total + length > TOKENS or len(rows) == ROWS:
             yield pack(rows)
@@ -130,7 +138,11 @@ def make_step(config, optimizer):
 def generate(config, base, tokenizer, problems, temperature, key, force="", new=56):
     prompts = [
         tokenizer.encode_chat([{"role": "user", "content": p.prompt}])
-        + tokenizer.encode(force and worked_solution(p.prompt)[: len(p.prompt.split()[0]) + 1] if force == "worked" else force)
+        + tokenizer.encode(
+            force and worked_solution(p.prompt)[: len(p.prompt.split()[0]) + 1]
+            if force == "worked"
+            else force
+        )
         for p in problems
     ]
     b, slots = len(prompts), max(map(len, prompts)) + new
@@ -138,12 +150,25 @@ def generate(config, base, tokenizer, problems, temperature, key, force="", new=
     flat = np.concatenate([np.array(p, np.int32) for p in prompts])
     rows = np.repeat(np.arange(b, dtype=np.int32), lengths)
     positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
-    ids = _generate(config, base, flat, rows, positions, lengths, jnp.float32(temperature), key, b, slots, new, tokenizer.eos_ids[0])
+    ids = _generate(
+        config,
+        base,
+        flat,
+        rows,
+        positions,
+        lengths,
+        jnp.float32(temperature),
+        key,
+        b,
+        slots,
+        new,
+        tokenizer.eos_ids[0],
+    )
     out = []
     for p, row, pr in zip(problems, np.asarray(ids), prompts):
         row = row.tolist()
         row = row[: row.index(tokenizer.eos_ids[0])] if tokenizer.eos_ids[0] in row else row
-        full = pr[len(tokenizer.encode_chat([{"role": "user", "content": p.prompt}])):] + row
+        full = pr[len(tokenizer.encode_chat([{"role": "user", "content": p.prompt}])) :] + row
         out.append(tokenizer.decode(full))
     return out
 
@@ -165,7 +190,9 @@ def _gen(config, base, flat, rows, positions, lengths, temperature, key, b, slot
     def one(carry, xs):
         token, cache, done = carry
         i, key = xs
-        stream = Stream(token, jnp.where(done, b, jnp.arange(b)), lengths + i, b, slots, decode=True)
+        stream = Stream(
+            token, jnp.where(done, b, jnp.arange(b)), lengths + i, b, slots, decode=True
+        )
         hidden, cache, _ = transformer.apply(config, base, None, stream, cache)
         nxt = pick(hidden, key)
         return (nxt, cache, done | (token == eos)), token
@@ -176,10 +203,12 @@ def _gen(config, base, flat, rows, positions, lengths, temperature, key, b, slot
     return ids.T
 
 
-_generate = compile.jit(_gen, compile.options("fast"), static_argnames=("config", "b", "slots", "new", "eos"))
+_generate = compile.jit(
+    _gen, compile.options("fast"), static_argnames=("config", "b", "slots", "new", "eos")
+)
 
 
-def evaluate(config, base, tokenizer, data, seed=0, show=0, full=True):
+def evaluate(config, base, tokenizer, data, seed=0, show=0, full=True, only=''):
     result = {}
     for part, problems in (("heldout", data.heldout), ("unseen", data.unseen)):
         for name, temp, force in (
@@ -190,6 +219,8 @@ def evaluate(config, base, tokenizer, data, seed=0, show=0, full=True):
             ("direct_greedy", 0.0, "\\boxed{"),
             ("direct_sampled", 1.0, "\\boxed{"),
         ):
+            if only and only != f'{part}/{name}':
+                continue
             if not full and part == "unseen" and not name.startswith("worked"):
                 continue
             texts = generate(config, base, tokenizer, problems, temp, jax.random.key(seed), force)
@@ -213,7 +244,9 @@ def main():
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--worked", type=float, default=WORKED_SHARE)
     parser.add_argument("--early", type=float, default=0.9)
-    parser.add_argument("--switch", type=float, default=0.7)
+    parser.add_argument("--stable", type=int, default=3000)
+    parser.add_argument("--decay", type=int, default=600)
+    parser.add_argument("--resume", default="")
     parser.add_argument("--noise", type=float, default=0.0)
     parser.add_argument("--block", type=int, default=1024)
     parser.add_argument("--every", type=int, default=500)
@@ -226,25 +259,46 @@ def main():
     config = ModelConfig.from_hf(HF_CONFIG)
     train_config = dataclasses.replace(config, expert_block=args.block)
     weights = init_weights(config, jax.random.key(args.seed))
-    schedule = optax.warmup_cosine_decay_schedule(0.0, args.lr, min(100, args.steps // 2), args.steps, 0.02 * args.lr)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.02))
+    osc = float(os.environ.get("OSC", 1))
+    gsc = float(os.environ.get("GSC", 1))
+    for st in weights["layers"]:
+        st["self_attn"]["o_proj"] *= osc
+        st["mlp"]["experts"]["down_proj"] *= osc
+        st["mlp"]["gate"] *= gsc
+    args.steps = args.stable + args.decay
+    schedule = optax.join_schedules([optax.linear_schedule(0.0, args.lr, 100), optax.constant_schedule(args.lr), optax.linear_schedule(args.lr, 0.0, args.decay)], [100, args.stable])
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.02)
+    )
     state = optimizer.init(weights)
     step = make_step(train_config, optimizer)
     data = generate_problems(0)
     stream = batches(tokenizer, args)
     start = time.monotonic()
-    for i in range(args.steps):
+    first = 0
+    if args.resume:
+        first, leaves = pickle.load(open(args.resume, "rb"))
+        weights, state = jax.tree.unflatten(jax.tree.structure((weights, state)), [jnp.asarray(l) for l in leaves])
+        for _ in range(first):
+            next(stream)
+    for i in range(first, args.steps):
         weights, state, loss, load = step(weights, state, next(stream))
-        if i == 1: start = time.monotonic() ; loss.block_until_ready()
+        if i == 1:
+            start = time.monotonic()
+            loss.block_until_ready()
         if i % 50 == 0 or i == args.steps - 1:
             loss = float(loss)
-            rate = max(i - 1, 1) / (time.monotonic() - start + 1e-9)
-            l = np.asarray(load); l = l / l.sum(1, keepdims=True)
-            print(f"step {i} loss {loss:.4f} {rate:.2f} steps/s ETA {(args.steps - i) / rate:.0f}s load min {l.min():.3f} max {l.max():.3f}", flush=True)
-        if args.every and i and i % args.every == 0:
+            rate = max(i - first - 1, 1) / (time.monotonic() - start + 1e-9)
+            l = np.asarray(load)
+            l = l / l.sum(1, keepdims=True)
+            print(
+                f"step {i} loss {loss:.4f} {rate:.2f} steps/s ETA {(args.steps - i) / rate:.0f}s load min {l.min():.3f} max {l.max():.3f}",
+                flush=True,
+            )
+        if args.every and (i + 1) % args.every == 0 and i + 1 < args.steps:
+            pickle.dump((i + 1, [np.asarray(l) for l in jax.tree.leaves((weights, state))]), open(out / f"state{i + 1}.pkl", "wb"))
             frozen = jax.jit(freeze)(weights)
-            evaluate(config, frozen, tokenizer, data, full=False)
-            save_base(out, HF_CONFIG, frozen)
+            evaluate(config, frozen, tokenizer, data, only="heldout/worked_greedy")
     frozen = jax.jit(freeze)(weights)
     save_base(out, HF_CONFIG, frozen)
     print(hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest())

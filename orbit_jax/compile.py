@@ -4,26 +4,28 @@ Equal log-probs need compiler options. They are attached to each jit by the prog
 from the environment, and unknown names would raise, hence one table per platform and recipe.
 """
 
-import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
-# CPU. `fast` keeps every dot in a library call of its own: otherwise reductions and exp are absorbed
-# into kernels whose result depends on the shape. Excess precision would keep f32 values where the
-# program says bf16. Loop-invariant code motion would widen whole stacks of weights ahead of a loop.
-# GPU. The autotuner may pick another tile or split-K for the same shape in another program.
-_OPTIONS: dict[tuple[str, str], dict[str, str | bool | int]] = {
-    ("cpu", "fast"): {
-        "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
-        "xla_allow_excess_precision": False,
-        "xla_disable_hlo_passes": "while-loop-invariant-code-motion,float-normalization-bf16",
-    },
-    ("cpu", "tiles"): {
-        "xla_allow_excess_precision": False,
-        "xla_disable_hlo_passes": "while-loop-invariant-code-motion,float-normalization-bf16",
-    },
+Options = dict[str, str | bool | int]
+
+_CPU: Options = {
+    # An f32 value may not be kept where the program says bf16.
+    "xla_allow_excess_precision": False,
+    # The first pass would widen whole stacks of weights ahead of a loop; the second turns a bf16
+    # update of one row of a buffer into a round trip of the whole buffer through f32.
+    "xla_disable_hlo_passes": "while-loop-invariant-code-motion,float-normalization-bf16",
+}
+_OPTIONS: dict[tuple[str, str], Options] = {
+    # Each dot is a library call of its own; otherwise reductions and exp are absorbed into kernels
+    # whose result depends on the shape.
+    ("cpu", "fast"): _CPU
+    | {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"},
+    ("cpu", "tiles"): _CPU,
     ("gpu", "fast"): {"xla_allow_excess_precision": False},
+    # The autotuner may pick another tile or split-K for the same shape in another program.
     ("gpu", "tiles"): {
         "xla_allow_excess_precision": False,
         "xla_gpu_autotune_level": 0,
@@ -32,39 +34,42 @@ _OPTIONS: dict[tuple[str, str], dict[str, str | bool | int]] = {
 }
 
 
-def options(recipe: str, platform: str | None = None) -> dict[str, str | bool | int]:
+def options(recipe: str, platform: str | None = None) -> Options:
     """Compiler options of a parity recipe on a platform (default: the one in use)."""
     return dict(_OPTIONS.get((platform or jax.default_backend(), recipe), {}))
 
 
+class Program:
+    """A jitted function that counts how often it was traced. Make one with `jit`."""
+
+    def __init__(self, fn: Callable, **jit_arguments: Any):
+        self.traces = 0
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.traces += 1
+            return fn(*args, **kwargs)
+
+        # jax.jit finds static and donated arguments by the names in this signature.
+        counted.__wrapped__, counted.__name__ = fn, fn.__name__
+        self._jitted = jax.jit(counted, **jit_arguments)
+        self.lower = self._jitted.lower
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the function, compiling it first for new shapes or static arguments."""
+        return self._jitted(*args, **kwargs)
+
+
 def jit(
     fn: Callable,
-    compiler_options: dict[str, str | bool | int],
+    compiler_options: Options,
     *,
     static_argnames: Sequence[str] = (),
     donate_argnames: Sequence[str] = (),
-) -> Callable:
-    """`jax.jit` with the options; the result's `traces` attribute counts how often it was traced."""
-
-    @functools.wraps(fn)
-    def counted(*args, **kwargs):
-        compiled.traces += 1
-        return fn(*args, **kwargs)
-
-    # A plain attribute on the jitted function would be refused, so a thin callable carries it.
-    class _Program:
-        traces = 0
-        lower = None
-
-        def __call__(self, *args, **kwargs):
-            return jitted(*args, **kwargs)
-
-    jitted = jax.jit(
-        counted,
+) -> Program:
+    """Compiles `fn` on first use, with options that belong to this program alone."""
+    return Program(
+        fn,
+        compiler_options=compiler_options,
         static_argnames=static_argnames,
         donate_argnames=donate_argnames,
-        compiler_options=compiler_options,
     )
-    compiled = _Program()
-    compiled.lower = jitted.lower
-    return compiled

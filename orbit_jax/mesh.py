@@ -126,6 +126,16 @@ def place(config: ModelConfig, tree, specs):
     return jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), tree, specs)
 
 
+def constrain(config: ModelConfig, tree, specs):
+    """Inside a jit: results lie as arguments do, so that the next call retraces nothing."""
+    if config.mesh.size == 1:
+        return tree
+    mesh = build(config.mesh)
+    return jax.tree.map(
+        lambda x, s: lax.with_sharding_constraint(x, NamedSharding(mesh, s)), tree, specs
+    )
+
+
 def per_device(fn: Callable, config: ModelConfig, in_specs, out_specs) -> Callable:
     """`fn` with each device running it on its own part of the arguments."""
     mesh = build(config.mesh)

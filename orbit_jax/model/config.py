@@ -8,7 +8,7 @@ _FAMILIES = ("qwen3_moe", "qwen3", "llama")
 
 @dataclass(frozen=True)
 class MeshShape:
-    """Devices along the two axes: rows over `data`, dense outputs over `tensor`, experts on both."""
+    """Devices along the axes: rows over `data`, dense outputs over `tensor`, experts over both."""
 
     data: int = 1
     tensor: int = 1

@@ -1,13 +1,16 @@
 """A training batch: rollouts with rewards, laid out as the step wants them."""
 
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 from flax import struct
 
 from orbit_jax import mesh
+from orbit_jax.config import Config
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.stream import Stream
-from orbit_jax.rl.packing import bucket, largest_part, pack
+from orbit_jax.rl.packing import largest_part, pack, sizes, smallest_fit
 from orbit_jax.rl.rollouts import Rollouts
 from orbit_jax.rl.sampler import LENGTH
 
@@ -39,12 +42,26 @@ class Batch:
     num_groups: int = struct.field(pytree_node=False)
 
 
+# Shares of the largest stream (every row full) for which the step is compiled.
+_SHARES = (3 / 8, 5 / 8, 1.0)
+
+
+def token_buckets(config: Config) -> tuple[int, ...]:
+    """The stream lengths N of a run's micro-batches: one trace of the step for each."""
+    largest = config.rows // config.ppo.micro_batches * config.num_slots
+    return sizes(largest, _SHARES, config.mesh.data)
+
+
 def make_batch(
-    config: ModelConfig, rollouts: Rollouts, rewards: np.ndarray, micro_batches: int
+    config: ModelConfig,
+    rollouts: Rollouts,
+    rewards: np.ndarray,
+    micro_batches: int,
+    buckets: Sequence[int],
 ) -> Batch:
     """Packs rollouts, in their order, into `micro_batches` equal parts.
 
-    N is the smallest bucket that holds the fullest part, so a run sees few shapes.
+    N is the smallest of `buckets` that holds the fullest part, so a run sees few shapes.
 
     Raises:
       ValueError: for rollouts that cannot be trained on: greedy or filtered ones, whose
@@ -59,11 +76,10 @@ def make_batch(
     total, width = rollouts.tokens.shape
     num_rows, shards = total // micro_batches, config.mesh.data
     lengths = rollouts.lengths
-    largest = num_rows // shards * width
     fullest = max(
         largest_part(lengths[i : i + num_rows], num_rows, shards) for i in range(0, total, num_rows)
     )
-    size = bucket(fullest, largest) * shards
+    size = smallest_fit(fullest, buckets, shards)
     packed, sampled, logprobs = [], [], []
     for first in range(0, total, num_rows):
         rows = range(num_rows)

@@ -19,17 +19,24 @@ class Packed:
     positions: np.ndarray
 
 
-def bucket(count: int, largest: int) -> int:
-    """The smallest of a short list of sizes, shares of `largest`, that holds `count`.
+def sizes(largest: int, shares: Sequence[float], shards: int) -> tuple[int, ...]:
+    """Stream lengths that are used at all: shares of the largest, each shard a multiple of 16.
+
+    Kernels take rows in tiles of that many, and a short list keeps the number of programs small.
+    """
+    return tuple(-(-int(largest * share) // (16 * shards)) * 16 * shards for share in shares)
+
+
+def smallest_fit(fullest_shard: int, sizes: Sequence[int], shards: int) -> int:
+    """The smallest of `sizes` whose shards hold `fullest_shard` tokens.
 
     Raises:
-      ValueError: if `count` exceeds `largest`.
+      ValueError: if none does.
     """
-    if count > largest:
-        raise ValueError(f"{count} tokens do not fit the largest bucket of {largest}")
-    # Multiples of 16: kernels take rows in tiles of that many.
-    sizes = [-(-largest * eighths // 128) * 16 for eighths in (1, 2, 3, 4, 6)]
-    return next((size for size in sizes if size >= count), largest)
+    for size in sorted(sizes):
+        if size // shards >= fullest_shard:
+            return size
+    raise ValueError(f"{fullest_shard} tokens a shard do not fit streams of {sizes} tokens")
 
 
 def pack(

@@ -10,8 +10,12 @@ from orbit_jax import mesh
 from orbit_jax.adapters.adapter import Adapter
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.stream import Stream
-from orbit_jax.rl.packing import bucket, largest_part, pack
+from orbit_jax.rl.packing import largest_part, pack, sizes, smallest_fit
 from orbit_jax.rl.sampler import EOS, IDLE, NO_STOP, Controls, Incoming, SamplerState
+
+# Shares of a full house for which prompts are processed: groups of a few long rows, one prompt a
+# row, and the worst case.
+_SHARES = (1 / 32, 1 / 4, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,8 +172,10 @@ def admit_prompts(
     counts = np.zeros(slots, int)
     for slot, _, piece in pieces:
         counts[slot] = len(piece)
-    part = bucket(largest_part(counts, slots, shards), slots // shards * width)
-    packed = pack(pieces, slots, shards, part * shards)
+    buckets = sizes(slots * width, _SHARES, shards)
+    packed = pack(
+        pieces, slots, shards, smallest_fit(largest_part(counts, slots, shards), buckets, shards)
+    )
     used = np.arange(slots) < len(prompts)
     stop_row = np.full(stops, NO_STOP, np.int32)
     stop_row[: len(stop_ids)] = stop_ids

@@ -117,6 +117,12 @@ def empty_state(config: ModelConfig, num_rows: int, num_slots: int, num_stops: i
     )
 
 
+def state_specs(config: ModelConfig, state: SamplerState) -> SamplerState:
+    """Where the slots lie on a mesh: rows over `data`."""
+    specs = mesh.row_specs(state)
+    return specs.replace(cache=mesh.cache_specs(config, state.cache), fingerprint=P())
+
+
 def sample(
     config: ModelConfig,
     base: dict,
@@ -189,7 +195,8 @@ def sample(
         )
         return steps + 1, state
 
-    return lax.while_loop(unfinished, decode, (jnp.int32(0), state))[1]
+    state = lax.while_loop(unfinished, decode, (jnp.int32(0), state))[1]
+    return mesh.constrain(config, state, state_specs(config, state))
 
 
 def _admit(

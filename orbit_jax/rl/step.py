@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
+from orbit_jax import mesh
 from orbit_jax.adapters.adapter import Adapter, fingerprint
 from orbit_jax.config import OptimizerConfig, PPOConfig
 from orbit_jax.model.config import ModelConfig
@@ -81,6 +83,36 @@ def init_state(
     params = _trainable(policy, critic)
     optimizer = make_optimizer(config.optimizer).init(params)
     return TrainState(policy, critic, reference, optimizer, jnp.int32(0))
+
+
+def state_specs(state: TrainState) -> TrainState:
+    """Where the state lies on a mesh: adapters and their moments with their weights."""
+    params = {"policy": mesh.adapter_specs(state.policy).params}
+    critic = None
+    if state.critic is not None:
+        critic = Critic(mesh.adapter_specs(state.critic.adapter), P())
+        params["critic"] = {"adapter": critic.adapter.params, "head": critic.head}
+
+    # Moments have the parameters' tree paths at the end of their own.
+    by_path = {_names(path): spec for path, spec in jax.tree_util.tree_leaves_with_path(params)}
+
+    def of_moment(path: tuple, _: jax.Array) -> P:
+        names = _names(path)
+        return next((by_path[names[i:]] for i in range(len(names)) if names[i:] in by_path), P())
+
+    return TrainState(
+        policy=mesh.adapter_specs(state.policy),
+        critic=critic,
+        reference=mesh.adapter_specs(state.reference),
+        optimizer=jax.tree_util.tree_map_with_path(of_moment, state.optimizer),
+        step=P(),
+    )
+
+
+def _names(path: tuple) -> tuple:
+    """A tree path as plain dictionary keys and list indices."""
+    keys = (getattr(k, "key", getattr(k, "idx", None)) for k in path)
+    return tuple(k for k in keys if k is not None)
 
 
 def ppo_step(
@@ -178,7 +210,7 @@ def ppo_step(
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         (grads, sums), _ = lax.scan(accumulate, zero, chosen)
         changes, optimizer_after = make_optimizer(config.optimizer).update(grads, optimizer, params)
-        ok = (count > 0) & jnp.isfinite(optax.global_norm(grads))
+        ok = (count > 0) & jnp.isfinite(optax.tree.norm(grads))
         select = functools.partial(jnp.where, ok)
         params = jax.tree.map(select, optax.apply_updates(params, changes), params)
         optimizer = jax.tree.map(select, optimizer_after, optimizer)
@@ -224,7 +256,7 @@ def ppo_step(
         **{f"adapter/update_size/{k}": v for k, v in sizes.items()},
         "adapter/update_size": sizes["policy"],
     }
-    return state, metrics
+    return mesh.constrain(config.model, state, state_specs(state)), metrics
 
 
 def _loss(

@@ -4,13 +4,41 @@ It joins `problems` and `grading`. A reward is 1.0 for a right answer, 0.0 for a
 that cannot be read, NaN where the grader failed (the trainer masks and counts those).
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from orbit_jax.tasks.grading import Grader
-from orbit_jax.tasks.problems import Problem
+from orbit_jax.tasks.jsonl import load_jsonl, split_heldout
+from orbit_jax.tasks.problems import MathData, Problem, generate_problems
+
+
+def load_data(jsonl: str, seed: int, train: int, heldout: int, unseen: int) -> MathData:
+    """The problems of a run: those of a JSONL file where one is named, else generated ones."""
+    if jsonl:
+        return split_heldout(load_jsonl(jsonl))
+    return generate_problems(seed, train, heldout, unseen)
+
+
+def problems_of_step(
+    problems: Sequence[Problem], step: int, count: int, seed: int
+) -> list[Problem]:
+    """The `count` problems of a step: each epoch goes through all in an order of its own.
+
+    A function of its arguments, so a resumed run needs no cursor. A step may span two epochs.
+    """
+    chosen = []
+    for i in range(step * count, (step + 1) * count):
+        epoch, place = divmod(i, len(problems))
+        chosen.append(problems[_order(len(problems), seed, epoch)[place]])
+    return chosen
+
+
+@functools.lru_cache(maxsize=2)
+def _order(size: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng((seed, epoch)).permutation(size)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,118 @@
+r"""PPO on the shipped tiny mixture of experts: a learning curve on a laptop.
+
+Command:
+  python experiments/ppo_math.py --config configs/tiny_moe.py
+Variants (`configs/tiny_moe.py:gae`):
+  gae     a critic (second adapter, scalar head) and generalised advantages
+  mesh8   the same run on eight simulated devices
+  test    a few small steps, as the tests run it
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    """The recipe; `variant` is what stands behind the colon on the command line."""
+    config = ConfigDict()
+    config.experiment = "ppo_math"  # first part of the run folder's name
+    config.seed = 0  # of adapter, noise and problem order
+    config.steps = 100  # PPO steps
+    config.parity = "auto"  # log-prob recipe: auto, fast, tiles or corrected
+
+    config.base = ConfigDict()
+    config.base.path = "orbit_jax/assets/tiny_moe_int4"  # a Hugging Face folder
+    config.base.working_copy = "auto"  # keep a bf16 copy beside the codes: auto, never or always
+    config.base.working_copy_share = 0.1  # auto: only if it fits this share of the free memory
+
+    config.adapter = ConfigDict()
+    config.adapter.rank = 16  # R of LoRA
+    config.adapter.alpha = 32.0  # the update is scaled by alpha / rank
+    config.adapter.rank_stabilized = False  # alpha / sqrt(rank) instead (rsLoRA)
+    config.adapter.targets = (  # module names; every linear layer, never the router
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+
+    config.task = ConfigDict()
+    config.task.jsonl = ""  # a file of {"prompt", "answer"} rows; empty: generated arithmetic
+    config.task.data_seed = 0  # of the generated problems
+    config.task.train_problems = 10_000
+    config.task.heldout_problems = 500  # never trained on
+    config.task.unseen_problems = 500  # of a difficulty that is never trained on
+    config.task.grader_workers = 1  # processes for symbolic answers; started only when needed
+    config.task.grader_max_seconds = 5.0  # per answer, wall clock
+
+    config.sampler = ConfigDict()
+    config.sampler.prompts_per_step = 64
+    config.sampler.group_size = 8  # rollouts of each prompt
+    config.sampler.temperature = 1.0  # of training rollouts
+    config.sampler.max_prompt_tokens = 24  # longer prompts are refused at the start
+    config.sampler.max_completion_tokens = 40
+
+    config.ppo = ConfigDict()
+    config.ppo.advantage = "group_relative"  # or gae, which trains a critic
+    config.ppo.epochs = 1  # passes over a step's rollouts
+    config.ppo.minibatches = 1  # optimiser updates per pass
+    config.ppo.micro_batches = 4  # parts that are in memory one after another
+    config.ppo.remat = False  # recompute layers in the backward pass to save memory
+    config.ppo.clip_low = 0.2  # the ratio may fall to 1 - clip_low
+    config.ppo.clip_high = 0.28  # and rise to 1 + clip_high
+    config.ppo.dual_clip = 0.0  # bound for negative advantages, above 1; 0 for none
+    config.ppo.scale_by_std = True  # divide group-relative advantages by the group's spread
+    config.ppo.std_floor = 1e-4  # smallest spread divided by
+    config.ppo.gamma = 1.0  # discount per token (gae)
+    config.ppo.lam = 1.0  # lambda of gae
+    config.ppo.whiten = True  # standardise gae's advantages over the batch
+    config.ppo.bootstrap_truncated = False  # rows cut at the length limit go on in value (gae)
+    config.ppo.value_coefficient = 0.5  # weight of the critic's loss
+    config.ppo.value_clip = 0.0  # how far a value may move from the old one; 0 for any
+    config.ppo.entropy_coefficient = 0.0  # bonus on entropy
+    config.ppo.kl = "off"  # to the base: off, metric, reward (k1) or loss (k3)
+    config.ppo.kl_coefficient = 0.0  # weight of it
+    config.ppo.max_importance_weight = 2.0  # of the corrected recipe
+
+    config.optimizer = ConfigDict()
+    config.optimizer.learning_rate = 1e-3  # AdamW, after warm-up
+    config.optimizer.critic_learning_rate = 1e-3
+    config.optimizer.warmup_steps = 5
+    config.optimizer.b1 = 0.9
+    config.optimizer.b2 = 0.99
+    config.optimizer.weight_decay = 0.0
+    config.optimizer.max_gradient_norm = 1.0  # of policy and critic apart
+
+    config.mesh = ConfigDict()
+    config.mesh.data = 1  # devices over rows
+    config.mesh.tensor = 1  # devices over dense outputs; experts lie over both
+    config.mesh.simulate = False  # simulate data x tensor devices on the CPU
+
+    config.evaluation = ConfigDict()
+    config.evaluation.every_steps = 20
+    config.evaluation.problems = 128  # held-out ones during the run; before and after, all
+
+    config.run = ConfigDict()
+    config.run.root = "runs"  # where run folders go
+    config.run.checkpoint_every_steps = 50
+    config.run.keep_checkpoints = 2
+    config.run.samples_every_steps = 10
+
+    if variant == "gae":
+        config.ppo.advantage = "gae"
+    elif variant == "mesh8":
+        config.mesh.data, config.mesh.tensor, config.mesh.simulate = 4, 2, True
+    elif variant == "test":
+        config.steps = 2
+        config.sampler.prompts_per_step = 8
+        config.sampler.group_size = 4
+        config.ppo.micro_batches = 2
+        config.task.train_problems, config.task.heldout_problems = 64, 16
+        config.task.unseen_problems = 16
+        config.evaluation.every_steps = 1
+        config.evaluation.problems = 16
+    elif variant:
+        raise ValueError(f"tiny_moe has no variant {variant!r}: use gae, mesh8 or test")
+    return config

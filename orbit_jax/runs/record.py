@@ -1,0 +1,226 @@
+"""What a run leaves behind and goes on from: folder, metrics, progress, samples, checkpoints.
+
+The experiment calls one method at each point of its loop. Metric row k holds what is known after k
+steps; row 0 is the evaluation before training.
+"""
+
+import dataclasses
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+import jax
+import numpy as np
+
+from orbit_jax.checkpoint import run_state
+from orbit_jax.runs.folder import RunFolder
+from orbit_jax.runs.metrics import MetricsWriter, read_metrics
+from orbit_jax.runs.plots import learning_curve
+from orbit_jax.runs.progress import Progress
+
+State = TypeVar("State")
+
+# Fields of a config that a resumed run may change: they alter neither shapes nor meaning.
+MAY_DIFFER = (
+    "steps",
+    "evaluation.every_steps",
+    "run.checkpoint_every_steps",
+    "run.keep_checkpoints",
+    "run.samples_every_steps",
+    "run.root",
+    "task.grader_workers",
+    "task.grader_max_seconds",
+    "base.path",  # the base's hash is compared instead
+)
+
+
+@dataclasses.dataclass
+class Totals:
+    """Running figures of the summary; they travel with each checkpoint."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    parity_max_abs_diff: float = 0.0
+    parity_tokens: int = 0
+
+
+class Recorder:
+    """Writes down a run. Use as a context manager.
+
+    Args:
+      config: the run's config as a plain dict, with `experiment`, `seed`, `steps` and `run`.
+      facts: `base_hash`, `base_bytes`, `adapter_bytes` and whatever else belongs in the log.
+      resume: an earlier run's folder, or "".
+    """
+
+    def __init__(self, config: Mapping[str, Any], facts: Mapping[str, Any], resume: str = ""):
+        self.config, self.facts = config, facts
+        if resume:
+            self.folder = RunFolder.open(resume, config, MAY_DIFFER)
+        else:
+            self.folder = RunFolder.create(config["run"]["root"], config["experiment"], config)
+        self.totals = Totals()
+        self._found = run_state.latest(self.folder.checkpoints)
+        self._start = 0
+        self._tick = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if hasattr(self, "_progress"):
+            self._progress.__exit__(*exception)
+            self._metrics.close()
+
+    def restore(self, state: State) -> tuple[State, int]:
+        """The newest checkpoint's state and number of steps done, or `state` and 0.
+
+        Raises:
+          ValueError: if the checkpoint belongs to another base.
+        """
+        if self._found.path is not None:
+            state, facts = run_state.restore(self._found.path, state)
+            if facts["base_hash"] != self.facts["base_hash"]:
+                raise ValueError(
+                    f"resume: {self._found.path} was trained on the base {facts['base_hash'][:12]}, "
+                    f"base.path holds {self.facts['base_hash'][:12]}: name the right base"
+                )
+            self.totals = Totals(**facts["totals"])
+            self._start = facts["step"]
+        first_row = self._start + 1 if self._found.path is not None else 0
+        self._metrics = MetricsWriter(self.folder.path, start=first_row)
+        self._progress = Progress(self.config["steps"], self.folder.log, start=self._start)
+        self._progress.__enter__()
+        self.note(f"run folder: {self.folder.path}")
+        for name in self._found.half_written:
+            self.note(f"ignored the half-written checkpoint {name}")
+        for name, value in self.facts.items():
+            self.folder.log(f"{name}: {value}")
+        self._tick = time.monotonic()
+        return state, self._start
+
+    def note(self, text: str) -> None:
+        """A line for the terminal and the log."""
+        self._progress.note(text)
+
+    def before(self, evaluation: Mapping[str, float]) -> None:
+        """The evaluation before training."""
+        self._metrics.write(0, evaluation)
+        self.note(f"before training: {_readable(evaluation)}")
+
+    def check(self, step: int, metrics: Mapping[str, Any], batch: Any, recipe: str) -> None:
+        """Stops the run at a batch whose log-probs differ; the step has already kept its state.
+
+        Raises:
+          RuntimeError: with the bucket, the difference and where the batch was saved.
+        """
+        gap = float(metrics["parity/max_abs_diff"])
+        if recipe == "corrected" or gap == 0:
+            return
+        path = self.folder.path / f"parity_failure_step_{step:06d}.npz"
+        leaves, _ = jax.tree_util.tree_flatten_with_path(batch)
+        np.savez(path, **{jax.tree_util.keystr(k).strip("."): np.asarray(v) for k, v in leaves})
+        raise RuntimeError(
+            f"step {step}: log-probs of sampler and trainer differ by {gap:g} on the bucket of "
+            f"{batch.stream.tokens.shape} tokens under the recipe {recipe!r}; the update was not "
+            f"made, the batch is in {path}; go on with --resume and --config.parity=tiles"
+        )
+
+    def step(
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        rewards: np.ndarray,
+        outcomes: Sequence[str],
+        samples: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Records one step: `metrics` from the device, rewards [B], outcomes [B], sample rows."""
+        seconds = time.monotonic() - self._tick
+        self._tick = time.monotonic()
+        tokens = int(metrics["tokens"])
+        self.totals.seconds += seconds
+        self.totals.tokens += tokens
+        self.totals.parity_tokens += int(metrics["parity/tokens"])
+        gap = float(metrics["parity/max_abs_diff"])
+        self.totals.parity_max_abs_diff = max(self.totals.parity_max_abs_diff, gap)
+        row = {name: float(value) for name, value in metrics.items()}
+        row |= {
+            "reward/mean": float(np.nanmean(rewards)),
+            "seconds/step": seconds,
+            "tokens_per_second": tokens / seconds,
+            **{f"outcome/{name}": count for name, count in Counter(outcomes).items()},
+        }
+        self._metrics.write(step + 1, row)
+        if step % self.config["run"]["samples_every_steps"] == 0:
+            self.folder.write_samples(step + 1, samples)
+        self._progress.update(step + 1, row)
+
+    def checkpoint(self, steps_done: int, state: Any) -> None:
+        """Saves everything that decides the future."""
+        facts = {
+            "base_hash": self.facts["base_hash"],
+            "totals": dataclasses.asdict(self.totals),
+        }
+        keep = self.config["run"]["keep_checkpoints"]
+        run_state.save(self.folder.checkpoints, steps_done, state, facts, keep)
+
+    def stopped(self, steps_done: int) -> dict[str, Any]:
+        """Ends an interrupted run: says how to go on."""
+        self.note(
+            f"stopped after {steps_done} steps; go on with the same command and "
+            f"--resume {self.folder.path}"
+        )
+        return self._finish(None, finished=False)
+
+    def after(self, evaluation: Mapping[str, float]) -> dict[str, Any]:
+        """Ends a whole run with the evaluation after training."""
+        self._metrics.write(self.config["steps"], evaluation)
+        self.note(f"after training:  {_readable(evaluation)}")
+        return self._finish(evaluation["heldout/pass_greedy"], finished=True)
+
+    def _finish(self, passed: float | None, finished: bool) -> dict[str, Any]:
+        rows = read_metrics(self.folder.path)
+        rewards = [row["reward/mean"] for row in rows if row.get("reward/mean") is not None]
+        totals = self.totals
+        summary = {
+            "experiment": self.config["experiment"],
+            "config": self.config,
+            "seed": self.config["seed"],
+            "steps": self.config["steps"],
+            "seconds": totals.seconds,
+            "heldout_pass_before": next((r.get("heldout/pass_greedy") for r in rows), None),
+            "heldout_pass_after": passed,
+            "reward_first": rewards[0] if rewards else None,
+            "reward_last": rewards[-1] if rewards else None,
+            "parity_max_abs_diff": totals.parity_max_abs_diff,
+            "parity_tokens": totals.parity_tokens,
+            "tokens_per_second": totals.tokens / max(totals.seconds, 1e-9),
+            "peak_memory_bytes": _peak_memory_bytes(),
+            "base_bytes": self.facts["base_bytes"],
+            "adapter_bytes": self.facts["adapter_bytes"],
+            "finished": finished,
+        }
+        self.folder.write_summary(summary)
+        plot = self.folder.plots / "learning_curve.png"
+        learning_curve({self.folder.path.name: rows}, plot)
+        self.note(
+            f"log-prob gap over {totals.parity_tokens} trained tokens: "
+            f"{totals.parity_max_abs_diff:g}; learning curve: {plot}"
+        )
+        return summary
+
+
+def _readable(evaluation: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.1%}" for name, value in evaluation.items())
+
+
+def _peak_memory_bytes() -> int:
+    """Of the device where it keeps count, else of this process."""
+    stats = jax.devices()[0].memory_stats()
+    if stats and "peak_bytes_in_use" in stats:
+        return stats["peak_bytes_in_use"]
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,181 @@
+"""What a run needs before its first step: devices, the frozen base, tokenizer, adapters, slots.
+
+Everything that can be refused is refused here, before any long work.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+
+from orbit_jax import mesh
+from orbit_jax.adapters.adapter import attach, fingerprint
+from orbit_jax.adapters.lora import LoRA
+from orbit_jax.checkpoint.huggingface import base_bytes, base_hash, load_base
+from orbit_jax.checkpoint.tokenizer import Tokenizer
+from orbit_jax.config import Config
+from orbit_jax.model.config import MeshShape, ModelConfig
+from orbit_jax.quant.qtensor import QTensor, working_copy
+from orbit_jax.rl import sampler, step
+from orbit_jax.rl.sampler import SamplerState
+from orbit_jax.rl.step import Critic, StepConfig, TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """The base and what belongs to it.
+
+    Attributes:
+      base: the weights that the programs read: packed, or the working copy.
+      packed_bytes: of the packed base; working_copy_bytes: of the copy, 0 without one.
+      hash: ties adapters and checkpoints to the base.
+    """
+
+    model: ModelConfig
+    base: dict
+    tokenizer: Tokenizer
+    packed_bytes: int
+    working_copy_bytes: int
+    hash: str
+
+
+def set_devices(config: Config) -> None:
+    """Simulates devices on the CPU where the config asks for it; to be called before any other."""
+    if config.mesh.simulate:
+        jax.config.update("jax_num_cpu_devices", config.mesh.data * config.mesh.tensor)
+
+
+def load(config: Config) -> Frozen:
+    """Loads the base onto the mesh and checks that the run's slots fit the memory.
+
+    Raises:
+      ValueError: for a folder that cannot be read, a mesh that does not divide the model, prompts
+        and completions longer than the model's positions, or more rows than memory would hold.
+    """
+    shape = MeshShape(config.mesh.data, config.mesh.tensor)
+    mesh.build(shape)
+    tokenizer = Tokenizer.load(config.base.path)
+    model, base = load_base(config.base.path, put=lambda path, array: array)
+    model = dataclasses.replace(model, mesh=shape)
+    mesh.validate(model)
+    if config.num_slots > model.max_positions:
+        raise ValueError(
+            f"config.sampler: max_prompt_tokens + max_completion_tokens need {config.num_slots} "
+            f"positions, the model has {model.max_positions}: lower one of them"
+        )
+    _check_memory(config, model)
+    packed = base_bytes(base)
+    copy = _wants_copy(config, base)
+    base = mesh.place(model, base, mesh.base_specs(base))
+    if copy:
+        base = jax.tree.map(
+            lambda q: working_copy(q) if isinstance(q, QTensor) else q,
+            base,
+            is_leaf=lambda q: isinstance(q, QTensor),
+        )
+    return Frozen(
+        model=model,
+        base=base,
+        tokenizer=tokenizer,
+        packed_bytes=packed,
+        working_copy_bytes=base_bytes(base) if copy else 0,
+        hash=base_hash(config.base.path),
+    )
+
+
+def encode_prompts(
+    config: Config,
+    tokenizer: Tokenizer,
+    conversations: Mapping[str, Sequence[Mapping[str, str]]],
+) -> dict[str, list[int]]:
+    """Token ids of every prompt of the run, by problem id.
+
+    Raises:
+      ValueError: for a prompt that is longer than `sampler.max_prompt_tokens`.
+    """
+    prompts = {name: tokenizer.encode_chat(messages) for name, messages in conversations.items()}
+    longest = max(prompts, key=lambda name: len(prompts[name]))
+    limit = config.sampler.max_prompt_tokens
+    if len(prompts[longest]) > limit:
+        raise ValueError(
+            f"config.sampler.max_prompt_tokens={limit}: the prompt of problem {longest!r} has "
+            f"{len(prompts[longest])} tokens: raise the limit or leave the problem out"
+        )
+    return prompts
+
+
+def train_state(config: Config, frozen: Frozen) -> TrainState:
+    """A fresh policy, and a critic where the advantage needs one; on the mesh."""
+    adapter = config.adapter
+    method = LoRA(adapter.rank, adapter.alpha, adapter.rank_stabilized)
+    keys = jax.random.split(jax.random.key(config.seed))
+    policy = attach(method, keys[0], frozen.base, adapter.targets)
+    critic = None
+    if config.ppo.critic:
+        head = jnp.zeros(frozen.model.hidden_size)
+        critic = Critic(attach(method, keys[1], frozen.base, adapter.targets), head)
+    state = step.init_state(StepConfig(frozen.model, config.ppo, config.optimizer), policy, critic)
+    return mesh.place(frozen.model, state, step.state_specs(state))
+
+
+def slots(config: Config, frozen: Frozen) -> SamplerState:
+    """The sampler's empty slots, one for each rollout of a step; on the mesh."""
+    stops = len(frozen.tokenizer.eos_ids)
+    state = sampler.empty_state(frozen.model, config.rows, config.num_slots, stops)
+    return mesh.place(frozen.model, state, sampler.state_specs(frozen.model, state))
+
+
+def facts(frozen: Frozen, state: TrainState) -> dict[str, str | int]:
+    """What the run folder records about the base and the adapter."""
+    params = jax.tree.leaves(state.policy.params)
+    return {
+        "base_hash": frozen.hash,
+        "base_bytes": frozen.packed_bytes,
+        "working_copy_bytes": frozen.working_copy_bytes,
+        "adapter_bytes": sum(p.nbytes for p in params),
+        "adapter_parameters": sum(p.size for p in params),
+        "adapter_fingerprint": int(fingerprint(state.policy.params)),
+        "mesh": f"{frozen.model.mesh.data}x{frozen.model.mesh.tensor}",
+    }
+
+
+def _wants_copy(config: Config, base: dict) -> bool:
+    if config.base.working_copy != "auto":
+        return config.base.working_copy == "always"
+    weights = jax.tree.leaves(base, is_leaf=lambda q: isinstance(q, QTensor))
+    widened = sum(2 * int(np.prod(w.shape)) for w in weights)
+    return widened <= config.base.working_copy_share * _free_bytes()
+
+
+def _check_memory(config: Config, model: ModelConfig) -> None:
+    """Refuses a batch whose cache and activations, by a closed form, exceed the free memory."""
+    item = 2  # bf16
+    positions = config.rows * config.num_slots
+    cache = 2 * model.num_layers * positions * model.num_kv_heads * model.head_dim * item
+    # What one layer's backward pass keeps, per token: inputs and outputs of its matmuls.
+    width = 6 * model.hidden_size + 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
+    width += 4 * max(model.top_k, 1) * max(model.expert_size, model.intermediate_size)
+    layers = 1 if config.ppo.remat else model.num_layers
+    activations = layers * positions // config.ppo.micro_batches * width * item
+    needed, free = cache + activations, _free_bytes() * model.mesh.size
+    if config.mesh.simulate:
+        free //= model.mesh.size  # simulated devices share the host's memory
+    if needed > free:
+        raise ValueError(
+            f"config.sampler: {config.sampler.prompts_per_step} prompts x "
+            f"{config.sampler.group_size} samples of {config.num_slots} positions need about "
+            f"{needed / 1e9:.1f} GB ({cache / 1e9:.1f} GB of it cache), {free / 1e9:.1f} GB are "
+            "free: lower prompts_per_step, group_size or the token limits, or raise "
+            "ppo.micro_batches"
+        )
+
+
+def _free_bytes() -> int:
+    """Free memory of the first device, or of the host where the device is the host."""
+    stats = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats["bytes_in_use"]
+    return psutil.virtual_memory().available
