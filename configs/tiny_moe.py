@@ -51,8 +51,8 @@ def get_config(variant: str = "") -> ConfigDict:
     config.sampler.prompts_per_step = 64
     config.sampler.group_size = 8  # rollouts of each prompt
     config.sampler.temperature = 1.0  # of training rollouts
-    config.sampler.max_prompt_tokens = 24  # longer prompts are refused at the start
-    config.sampler.max_completion_tokens = 40
+    config.sampler.max_prompt_tokens = 20  # longer prompts are refused at the start
+    config.sampler.max_completion_tokens = 44
 
     config.ppo = ConfigDict()
     config.ppo.advantage = "group_relative"  # or gae, which trains a critic

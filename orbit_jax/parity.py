@@ -110,7 +110,7 @@ def choose(
     gaps: dict[str, dict[int, float]] = {}
     for recipe in recipes:
         programs = build(recipe, model, config)
-        gaps[recipe], slots = _measure(
+        gaps[recipe], slots = measure(
             programs,
             config,
             base,
@@ -129,7 +129,7 @@ def choose(
     )
 
 
-def _measure(
+def measure(
     programs: Programs,
     config: Config,
     base: dict,
@@ -149,6 +149,8 @@ def _measure(
     for i, size in enumerate(token_buckets(config)):
         # A limit per row keeps the rollouts of this round within the bucket.
         per_row = size * config.ppo.micro_batches // config.rows
+        if per_row <= longest:
+            continue  # too small for these prompts with a completion each
         rollouts, slots = generate(
             programs.sample,
             model,
@@ -157,7 +159,7 @@ def _measure(
             slots,
             prompts,
             group_size=config.sampler.group_size,
-            max_completion_tokens=min(max(per_row, longest + 1), width) - longest,
+            max_completion_tokens=min(per_row, width) - longest,
             stop_ids=stop_ids,
             temperature=config.sampler.temperature,
             seed=config.seed,

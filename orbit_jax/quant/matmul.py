@@ -13,9 +13,10 @@ from jax import lax
 
 from orbit_jax.quant.qtensor import QTensor, dequantize, select
 
-# Kernels for very few rows, columns or terms sum in another order (seen: gemv below 2 rows on AVX2,
-# narrow tiles below 8 rows on AMX, outputs narrower than 4). Padding to these sizes avoids them.
-_MIN_ROWS = 16
+# Kernels for very few rows or columns sum in another order (seen: gemv below 2 rows on AVX2; on AMX
+# narrow tiles below 8 rows, and for the 1 or 2 rows that 17, 33 or 66 leave over; outputs narrower
+# than 4). Rows are padded to a multiple of the first, columns to at least the second.
+_ROW_MULTIPLE = 16
 _MIN_COLUMNS = 8
 
 
@@ -28,12 +29,13 @@ def dot(x: jax.Array, w: jax.Array) -> jax.Array:
     Cotangents are rounded to the operands' dtype, as everywhere in mixed precision.
     """
     rows, columns = x.shape[0], w.shape[0]
-    if rows < _MIN_ROWS:
-        x = lax.optimization_barrier(jnp.pad(x, ((0, _MIN_ROWS - rows), (0, 0))))
-    if columns < _MIN_COLUMNS:
-        w = lax.optimization_barrier(jnp.pad(w, ((0, _MIN_COLUMNS - columns), (0, 0))))
+    more_rows, more_columns = -rows % _ROW_MULTIPLE, max(_MIN_COLUMNS - columns, 0)
+    if more_rows:
+        x = lax.optimization_barrier(jnp.pad(x, ((0, more_rows), (0, 0))))
+    if more_columns:
+        w = lax.optimization_barrier(jnp.pad(w, ((0, more_columns), (0, 0))))
     y = _contract(x, w, (1, 1))
-    if rows < _MIN_ROWS or columns < _MIN_COLUMNS:
+    if more_rows or more_columns:
         y = lax.optimization_barrier(y)[:rows, :columns]
     return y
 

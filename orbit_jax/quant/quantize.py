@@ -15,13 +15,16 @@ def quantize(w: jax.Array, bits: int = 4, group_size: int = 32) -> QTensor:
     are made, so that the codes fit the scales that will be stored.
 
     Raises:
-      ValueError: if `bits` is not 4 or 8, or if `group_size` does not divide `in`.
+      ValueError: if `bits` is not 4 or 8, if `group_size` does not divide `in`, or if 4-bit codes
+        do not pair up along `in`.
     """
     name = f"int{bits}"
     if bits not in (4, 8):
         raise ValueError(f"bits={bits}: the quantiser makes 4 or 8 bit codes")
     *lead, out, width = w.shape
-    if group_size <= 0 or width % group_size or width % 2:
+    if bits == 4 and width % 2:
+        raise ValueError(f"input width {width} is odd: 4-bit codes lie in pairs; use bits=8")
+    if group_size <= 0 or width % group_size:
         raise ValueError(
             f"group_size={group_size} does not divide the input width {width}: choose a divisor"
         )

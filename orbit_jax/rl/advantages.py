@@ -63,7 +63,10 @@ def group_relative(config: PPOConfig, x: Experience) -> tuple[jax.Array, jax.Arr
         count = jax.ops.segment_sum(counted, groups, x.num_groups)
         return (total / jnp.maximum(count - less, 1.0))[groups]
 
-    score = jnp.where(x.counted, score, 0.0).reshape(-1)
+    # Counted from the group's lowest score, equal scores are exactly 0 and so is their mean.
+    score = jnp.where(x.counted, score, jnp.inf).reshape(-1)
+    lowest = jax.ops.segment_min(score, groups, x.num_groups)[groups]
+    score = jnp.where(counted > 0, score - lowest, 0.0)
     centred = score - mean_of_group(score)
     if config.scale_by_std:
         spread = jnp.sqrt(mean_of_group(jnp.square(centred), less=1.0))

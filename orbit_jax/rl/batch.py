@@ -43,7 +43,7 @@ class Batch:
 
 
 # Shares of the largest stream (every row full) for which the step is compiled.
-_SHARES = (3 / 8, 5 / 8, 1.0)
+_SHARES = (3 / 8, 3 / 4, 1.0)
 
 
 def token_buckets(config: Config) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ class Sums:
         count = jnp.maximum(self.count.sum(), 1)
         means = {k: v.sum() / count for k, v in self.totals.items()}
         maxima = {k: v.max() for k, v in self.maxima.items()}
-        return means | maxima | load_spread(self.load.reshape(-1, *self.load.shape[-2:]).sum(0))
+        return means | maxima | load_spread(self.load.sum(axis=tuple(range(self.load.ndim - 2))))
 
 
 def load_spread(load: jax.Array) -> dict[str, jax.Array]:

@@ -5,11 +5,15 @@ A mistake in what was typed ends in one sentence and exit status 2, not in a tra
 
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from absl import app, flags, logging
 from ml_collections import config_flags
 
 from orbit_jax.config import Config, from_config_dict
+
+
+_MISTAKES = (KeyError, AttributeError, ValueError, flags.Error)
 
 
 def main(run: Callable[[Config, str], object], default_config: str) -> None:
@@ -19,9 +23,12 @@ def main(run: Callable[[Config, str], object], default_config: str) -> None:
       run: the experiment. A ValueError from it is a refusal: its sentence is what the user sees.
       default_config: used when `--config` is not given.
     """
-    recipe = config_flags.DEFINE_config_file(
-        "config", default_config, "the recipe; override a field as --config.adapter.rank=8"
-    )
+    try:  # defining the flag already applies overrides to the default config
+        recipe = config_flags.DEFINE_config_file(
+            "config", default_config, "the recipe; override a field as --config.adapter.rank=8"
+        )
+    except _MISTAKES as error:
+        _refuse(error)
     resume = flags.DEFINE_string("resume", "", "a run folder to go on with")
     for name in ("config", "resume"):  # so that --help shows them as the experiment's own
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
@@ -29,7 +36,14 @@ def main(run: Callable[[Config, str], object], default_config: str) -> None:
     def call(_: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)  # orbax tells of every file it touches
         try:
-            run(from_config_dict(recipe.value), resume.value)
+            config = from_config_dict(recipe.value)
+        except OSError:  # config_flags keeps a failure to read the file until the first use
+            path = config_flags.get_config_filename(flags.FLAGS["config"])
+            _refuse(ValueError(f"--config={path}: no such file; give one like {default_config}"))
+        except ValueError as error:
+            _refuse(error)
+        try:
+            run(config, resume.value)
         except ValueError as error:
             _refuse(error)
 
@@ -40,11 +54,14 @@ def _parse(arguments: list[str]) -> list[str]:
     """absl's parsing; ml_collections raises a KeyError for a field that does not exist."""
     try:
         return flags.FLAGS(arguments)
-    except (KeyError, AttributeError, ValueError, FileNotFoundError, flags.Error) as error:
+    except _MISTAKES as error:
         _refuse(error)
 
 
-def _refuse(error: Exception) -> None:
+def _refuse(error: Exception) -> NoReturn:
+    while error.args and isinstance(error.args[0], Exception):
+        error = error.args[0]
     lines = str(error.args[0] if error.args else error).strip().splitlines()
-    print(f"error: {lines[-1]}", file=sys.stderr)  # config_flags tells a story first
+    # When a config file raises, config_flags puts its whole traceback into the message.
+    print(f"error: {' '.join(lines) if len(lines) < 4 else lines[-1]}", file=sys.stderr)
     sys.exit(2)

@@ -8,6 +8,7 @@ import dataclasses
 import resource
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar
@@ -71,6 +72,8 @@ class Recorder:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if exception[0] is not None:
+            self.folder.log("".join(traceback.format_exception(*exception)))
         if hasattr(self, "_progress"):
             self._progress.__exit__(*exception)
             self._metrics.close()
@@ -85,8 +88,9 @@ class Recorder:
             state, facts = run_state.restore(self._found.path, state)
             if facts["base_hash"] != self.facts["base_hash"]:
                 raise ValueError(
-                    f"resume: {self._found.path} was trained on the base {facts['base_hash'][:12]}, "
-                    f"base.path holds {self.facts['base_hash'][:12]}: name the right base"
+                    f"resume: {self._found.path.name} was trained on the base "
+                    f"{facts['base_hash'][:12]}, base.path holds {self.facts['base_hash'][:12]}: "
+                    "name the right base"
                 )
             self.totals = Totals(**facts["totals"])
             self._start = facts["step"]

@@ -201,9 +201,9 @@ def cached_forward(config: ModelConfig):
         slots = jnp.arange(b)
         cache = empty_cache(config, b, s)
         hidden, cache, _ = apply(config, base, adapter, prompt, cache)
-        after_prompt = score(
-            config, base, hidden, jnp.roll(prompt.tokens, -1), prompt_temperature
-        )[0]
+        after_prompt = score(config, base, hidden, jnp.roll(prompt.tokens, -1), prompt_temperature)[
+            0
+        ]
 
         def unfinished(carry: tuple) -> jax.Array:
             return (carry[1] < lengths).any()

@@ -1,30 +1,34 @@
-"""One tiny model with its two programs, compiled once for all tests of `rl`."""
+"""Two tiny models with their two programs, compiled once for all tests of `rl`.
+
+`moe` has everything (experts, an adapter on every linear layer, the options of a run) and serves
+where numbers must agree exactly; `toy` is a dense layer that compiles fast, for all the rest.
+"""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orbit_jax import compile
-from orbit_jax.adapters.adapter import Adapter, attach
+from orbit_jax import compile as programs
+from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter, attach
 from orbit_jax.adapters.lora import LoRA
 from orbit_jax.config import OptimizerConfig, PPOConfig
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.init import freeze, init_weights
 from orbit_jax.model.stream import Stream
-from orbit_jax.rl import sampler, step
+from orbit_jax.rl import rollouts, sampler, step
 from orbit_jax.rl.advantages import group_relative
 from orbit_jax.rl.batch import Batch, make_batch
 from orbit_jax.rl.losses import ppo_clip
-from orbit_jax.rl.rollouts import Rollouts, generate
-from orbit_jax.rl.sampler import SamplerState, empty_state
-from orbit_jax.rl.step import StepConfig, TrainState, init_state, ppo_step
+from orbit_jax.rl.rollouts import Rollouts
+from orbit_jax.rl.sampler import Incoming, SamplerState
+from orbit_jax.rl.step import Critic, StepConfig, TrainState
 
-MODEL = ModelConfig(
+MOE = ModelConfig(
     family="qwen3_moe",
     vocab_size=64,
     hidden_size=32,
@@ -44,117 +48,125 @@ MODEL = ModelConfig(
     expert_size=32,
     norm_topk_prob=True,
 )
+TOY = dataclasses.replace(MOE, num_layers=1, sparse=(False,), num_experts=0, top_k=0)
 ROWS, SLOTS, STOPS = 24, 64, 4
-LEARNING_RATE = 1e-6
+QUICK = {"xla_backend_optimization_level": 0}  # less than half the time to compile
 
 
 class Lab:
-    """The tiny model, its programs, and short ways to run them."""
+    """A tiny model, its programs, and short ways to run them with what most tests want."""
 
-    def __init__(self):
-        options = compile.options(MODEL.recipe)
-        self.model = MODEL
-        self.base = jax.jit(lambda key: freeze(init_weights(MODEL, key, 1.5)))(jax.random.key(0))
-        self.sample = compile.jit(
+    rows, slots = ROWS, SLOTS
+
+    def __init__(self, model: ModelConfig, targets: Sequence[str], options: dict):
+        options = programs.options(model.recipe) | options
+        self.model, self.targets = model, tuple(targets)
+        make_base = jax.jit(lambda key: freeze(init_weights(model, key, scale=1.5)))
+        self.base = make_base(jax.random.key(0))
+        self.sample = programs.jit(
             sampler.sample,
             options,
             static_argnames=("config", "filters"),
             donate_argnames=("state",),
         )
-        self.step = compile.jit(
-            ppo_step,
+        self.step = programs.jit(
+            step.ppo_step,
             options,
             static_argnames=("config", "loss_fn", "advantage_fn"),
             donate_argnames=("state",),
         )
-        self._forward = compile.jit(step._forward, options, static_argnames=("config",))
-        self._slots: dict[int, SamplerState] = {}
+        self.forward = programs.jit(step._forward, options, static_argnames=("config",))
+        self.values = programs.jit(step._values, options, static_argnames=("config",))
 
-    def adapter(self, seed: int = 1, size: float = 0.1, **given) -> Adapter:
-        """A LoRA adapter with `size` times normal noise on all parameters; 0 leaves it fresh."""
-        adapter = attach(LoRA(8, 16.0), jax.random.key(seed), self.base, **given)
-        leaves, treedef = jax.tree.flatten(adapter.params)
-        keys = jax.random.split(jax.random.key(seed + 100), len(leaves))
-        noisy = [
-            p + size * jax.random.normal(k, p.shape) for p, k in zip(leaves, keys, strict=True)
-        ]
-        return adapter.replace(params=jax.tree.unflatten(treedef, noisy))
+    def adapter(self, seed: int = 1, size: float = 0.1, targets: Sequence[str] = ()) -> Adapter:
+        """A LoRA adapter with `size` times normal noise on every parameter; 0 leaves it fresh."""
+        targets = tuple(targets) or self.targets
+        adapter = attach(LoRA(8, 16.0), jax.random.key(seed), self.base, targets)
+        rng = np.random.default_rng(seed)
+        noisy = lambda p: p + size * rng.standard_normal(p.shape, np.float32)  # noqa: E731
+        return jax.tree.map(noisy, adapter)
 
-    def generate(self, adapter: Adapter | None, slots: int = ROWS, **given) -> Rollouts:
-        """Rollouts of `PROMPTS`, four samples each, unless told otherwise."""
-        state = self._slots.pop(slots, None) or empty_state(self.model, slots, SLOTS, STOPS)
-        asked = dict(
-            prompts=prompts(),
-            group_size=4,
-            max_completion_tokens=40,
-            stop_ids=(0, 9),
-            temperature=1.0,
-            seed=0,
-            step=0,
-        )
-        asked |= given
-        rollouts, self._slots[slots] = generate(
-            self.sample, self.model, self.base, adapter, state, **asked
-        )
-        return rollouts
+    def critic(self) -> Critic:
+        adapter = attach(LoRA(8, 16.0), jax.random.key(7), self.base, self.targets)
+        return Critic(adapter, jnp.zeros(self.model.hidden_size))
 
-    def batch(self, rollouts: Rollouts, rewards=None, micro_batches: int = 1) -> Batch:
+    def empty(self, num_rows: int = ROWS) -> SamplerState:
+        return sampler.empty_state(self.model, num_rows, SLOTS, STOPS)
+
+    def generate(self, adapter: Adapter | None, num_rows: int = ROWS, **given: Any) -> Rollouts:
+        """Rollouts of four samples of each of six prompts, unless told otherwise."""
+        asked = {
+            "prompts": prompts(),
+            "group_size": 4,
+            "max_completion_tokens": 40,
+            "stop_ids": (0, 9),
+            "temperature": 1.0,
+            "seed": 0,
+            "step": 0,
+        } | given
+        state = self.empty(num_rows)
+        out, _ = rollouts.generate(self.sample, self.model, self.base, adapter, state, **asked)
+        return out
+
+    def advance(
+        self, adapter: Adapter, state: SamplerState, incoming: Incoming, max_steps: int
+    ) -> SamplerState:
+        """One call of the sampler; `state` is donated."""
+        return self.sample(self.model, self.base, adapter, state, incoming, np.int32(max_steps))
+
+    def batch(
+        self, sampled: Rollouts, rewards: np.ndarray | None = None, micro_batches: int = 1
+    ) -> Batch:
         """A batch with random rewards unless some are given, always in the largest bucket."""
         if rewards is None:
-            rewards = np.random.default_rng(0).random(len(rollouts.lengths))
-        bucket = rollouts.tokens.size // micro_batches
-        return make_batch(self.model, rollouts, rewards, micro_batches, (bucket,))
+            rewards = np.random.default_rng(0).random(len(sampled.lengths))
+        bucket = sampled.tokens.size // micro_batches
+        return make_batch(self.model, sampled, rewards, micro_batches, (bucket,))
 
-    def config(self, **given) -> StepConfig:
-        """Step settings; the fields of all three records are found by their names."""
+    def config(self, **given: Any) -> StepConfig:
+        """Step settings; a field of any of the three records is given by its name alone."""
 
-        def pick(kind: type, **defaults):
+        def fill(kind: type, **defaults: Any) -> Any:
             names = {f.name for f in dataclasses.fields(kind)}
-            return defaults | {k: given.pop(k) for k in list(given) if k in names}
+            return kind(**defaults | {k: given.pop(k) for k in list(given) if k in names})
 
-        ppo = PPOConfig(**pick(PPOConfig, kl="metric"))
-        optimizer = OptimizerConfig(
-            **pick(
-                OptimizerConfig,
-                learning_rate=LEARNING_RATE,
-                warmup_steps=0,
-                max_gradient_norm=1e9,
-            )
-        )
-        return StepConfig(self.model, ppo, optimizer, **given)
+        ppo = fill(PPOConfig, kl="metric", scale_by_std=False)
+        rates = {"learning_rate": 1e-6, "warmup_steps": 0, "max_gradient_norm": 1e9}
+        return StepConfig(self.model, ppo, fill(OptimizerConfig, **rates), **given)
 
     def train(
         self,
         config: StepConfig,
         state: TrainState,
         batch: Batch,
-        loss_fn=ppo_clip,
-        advantage_fn=group_relative,
+        loss_fn: Any = ppo_clip,
+        advantage_fn: Any = group_relative,
     ) -> tuple[TrainState, dict[str, np.ndarray]]:
-        """One step, on a copy of `state`; both results lie on the host."""
-        state = jax.tree.map(jnp.array, state)
+        """One step from a copy of `state`, so that a test may start from it again."""
+        state = jax.tree.map(jnp.copy, state)
         return jax.device_get(self.step(config, self.base, state, batch, loss_fn, advantage_fn))
 
-    def state(self, config: StepConfig, adapter: Adapter, critic=None, reference=None):
-        return init_state(config, adapter, critic, reference)
-
-    def logprobs(self, adapter: Adapter | None, stream: Stream, temperature=1.0) -> np.ndarray:
-        """The trainer's own log-probs [N] of a stream, at the tokens that they are of."""
+    def logprobs(
+        self, adapter: Adapter | None, stream: Stream, temperature: float = 1.0
+    ) -> np.ndarray:
+        """The trainer's own log-probs [N] of a stream, each standing at the token it is of."""
         config = StepConfig(self.model, PPOConfig(), OptimizerConfig())
-        args = (config, self.base, adapter, stream, np.float32(temperature))
-        return np.asarray(self._forward(*args)[0])
-
-
-@functools.cache
-def _lab() -> Lab:
-    return Lab()
+        out = self.forward(config, self.base, adapter, stream, np.float32(temperature))
+        return np.asarray(out[0])
 
 
 @pytest.fixture(scope="session")
-def lab() -> Lab:
-    return _lab()
+def moe() -> Lab:
+    return Lab(MOE, LINEAR_LAYERS, {})
 
 
-def prompts(count: int = 6, seed: int = 0) -> list[list[int]]:
+@pytest.fixture(scope="session")
+def toy() -> Lab:
+    return Lab(TOY, ("q_proj", "down_proj"), QUICK)
+
+
+def prompts(count: int = 6, shortest: int = 10, longest: int = 16, seed: int = 0) -> list:
+    """Lists of ids without 0, which is padding and a stop id in these tests."""
     rng = np.random.default_rng(seed)
-    return [rng.integers(1, 64, rng.integers(3, 13)).tolist() for _ in range(count)]
+    lengths = rng.integers(shortest, longest + 1, count)
+    return [rng.integers(1, 64, n).tolist() for n in lengths]
