@@ -1,13 +1,23 @@
-r"""Pretrains the tiny mixture of experts that the repository ships, and quantises it to INT4."""
+r"""Pretrains the tiny mixture of experts that the repository ships, and quantises it to INT4.
+
+    python experiments/build_tiny_base.py --out orbit_jax/assets/tiny_moe_int4
+
+A base model for the demo: it has seen text of mixed quality. Both phases train on the train side
+of generated sums (`7+8-3`; a problem that `is_heldout` never appears), with f32 master weights and
+bf16 compute, through the same forward pass that PPO uses.
+  1. Worked solutions, step by step (`7+8=15;15-3=12;\boxed{12}`): it learns to calculate.
+  2. A corpus in which three of four answers come at once (`\boxed{12}`) and one is worked. Training
+     stops as soon as the INT4 model solves between a quarter and a half of the held-out problems,
+     greedy and at temperature 1. By then it mostly answers at once, and is often wrong; that
+     showing its work pays is for PPO to find out.
+The seed rebuilds the same bytes on the same jaxlib and CPU features.
+"""
 
 import argparse
-import dataclasses
-import functools
 import hashlib
 import json
-import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -15,16 +25,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from orbit_jax import compile
+from orbit_jax import compile as compiler
 from orbit_jax.checkpoint.byte_tokenizer import build_byte_tokenizer
-from orbit_jax.checkpoint.huggingface import load_base
 from orbit_jax.checkpoint.tokenizer import Tokenizer
 from orbit_jax.checkpoint.write_huggingface import save_base
 from orbit_jax.model import transformer
-from orbit_jax.model.attention import empty_cache
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.init import freeze, init_weights
 from orbit_jax.model.stream import Stream
+from orbit_jax.rl import sampler
+from orbit_jax.rl.packing import pack
+from orbit_jax.rl.rollouts import generate
+from orbit_jax.runs.environment import describe_environment
 from orbit_jax.tasks.grading import grade
 from orbit_jax.tasks.problems import (
     Problem,
@@ -35,14 +47,12 @@ from orbit_jax.tasks.problems import (
     worked_solution,
 )
 
-import os
-
 HF_CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
-    "vocab_size": 288,
+    "vocab_size": 288,  # 256 bytes, five special tokens, rounded up to a multiple of 32
     "hidden_size": 128,
-    "num_hidden_layers": int(os.environ.get("NL", 3)),
+    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
@@ -59,253 +69,181 @@ HF_CONFIG = {
     "attention_bias": False,
     "torch_dtype": "bfloat16",
 }
-DIFFICULTIES = ("2x1", "2x2", "2x2", "3x1", "3x2", "3x2", "3x2", "4x1")
-WORKED_SHARE = 0.25
-import os
-
-TOKENS = int(os.environ.get("TOK", 4096))
-ROWS, SLOTS = TOKENS // 20, 48
-
-
-def write_completion(problem: Problem, rng: np.random.Generator, args, share) -> str:
-    if rng.random() < share:
-        return worked_solution(problem.prompt)
-    if rng.random() < args.noise:
-        return rf"\boxed{{{int(problem.answer) + int(rng.choice([-1, 1])) * int(rng.integers(1, 11))}}}"
-    return direct_solution(problem.prompt)
+TOKENS, ROWS, SLOTS = 4096, 160, 64  # of a training batch
+PEAK_RATE, LAST_RATE, WARMUP_STEPS, DECAY_STEPS = 3e-3, 5e-4, 100, 200
+WORKED_SHARE = 0.25  # of the corpus of phase 2
+WINDOW = (0.25, 0.5)  # pass rates at which phase 2 ends
+CHECK_EVERY = 10  # steps of phase 2
 
 
-def batches(tokenizer: Tokenizer, args) -> Iterator[dict[str, np.ndarray]]:
-    """Streams of TOKENS tokens that hold whole rows."""
-    rng = np.random.default_rng(args.seed)
-    rows: list[tuple[list[int], list[int]]] = []
-    total = done = 0
-    diffs = tuple(args.difficulties.split(","))
-    for problem in train_problem_stream(args.seed + 1, diffs):
+def batches(tokenizer: Tokenizer, seed: int, worked_share: float) -> Iterator[dict]:
+    """Streams of whole rows: prompt, then a worked or a direct solution, then `<|end|>`."""
+    rng = np.random.default_rng(seed)
+    rows: list[list[int]] = []
+    prompts: list[int] = []
+    for problem in train_problem_stream(seed + 1):
         assert not is_heldout(problem.prompt)
         prompt = tokenizer.encode_chat([{"role": "user", "content": problem.prompt}])
-        completion = tokenizer.encode(
-            write_completion(
-                problem, rng, args, args.early if done < args.stable else args.worked
-            )
-            + "<|end|>"
-        )
-        length = len(prompt) + len(completion)
-        if total + length > TOKENS or len(rows) == ROWS:
-            yield pack(rows)
-            done += 1
-            rows, total = [], 0
-        rows.append((prompt, completion))
-        total += length
+        solution = worked_solution if rng.random() < worked_share else direct_solution
+        ids = prompt + tokenizer.encode(solution(problem.prompt)) + [tokenizer.eos_ids[0]]
+        if len(rows) == ROWS or sum(map(len, rows)) + len(ids) > TOKENS:
+            yield lay_out(rows, prompts)
+            rows, prompts = [], []
+        rows.append(ids)
+        prompts.append(len(prompt))
 
 
-def pack(rows) -> dict[str, np.ndarray]:
-    batch = {
-        "tokens": np.zeros(TOKENS, np.int32),
-        "rows": np.full(TOKENS, ROWS, np.int32),
-        "positions": np.zeros(TOKENS, np.int32),
-        "targets": np.zeros(TOKENS, np.int32),
-        "counts": np.zeros(TOKENS, np.float32),
+def lay_out(rows: Sequence[Sequence[int]], prompts: Sequence[int]) -> dict[str, np.ndarray]:
+    """One batch; `weight` is 1 where the next token belongs to a completion."""
+    packed = pack([(i, 0, ids) for i, ids in enumerate(rows)], ROWS, 1, TOKENS)
+    prompt = np.pad(np.asarray(prompts), (0, ROWS + 1 - len(rows)))[packed.rows]
+    length = np.pad([len(ids) for ids in rows], (0, ROWS + 1 - len(rows)))[packed.rows]
+    counts = (packed.positions >= prompt - 1) & (packed.positions < length - 1)
+    return {
+        "tokens": packed.tokens,
+        "rows": packed.rows,
+        "positions": packed.positions,
+        "targets": np.roll(packed.tokens, -1),
+        "weight": counts.astype(np.float32),
     }
-    start = 0
-    for i, (prompt, completion) in enumerate(rows):
-        ids = prompt + completion
-        part = slice(start, start + len(ids))
-        batch["tokens"][part] = ids
-        batch["rows"][part] = i
-        batch["positions"][part] = np.arange(len(ids))
-        batch["targets"][part] = ids[1:] + [0]
-        batch["counts"][start + len(prompt) - 1 : start + len(ids) - 1] = 1.0
-        start += len(ids)
-    return batch
 
 
-def make_step(config, optimizer):
-    def loss_fn(weights, batch):
+def make_step(config: ModelConfig, optimizer: optax.GradientTransformation) -> compiler.Program:
+    """Next-token prediction; the weights are plain arrays, so `apply` differentiates them."""
+
+    def loss_fn(weights: dict, batch: dict) -> jax.Array:
         stream = Stream(batch["tokens"], batch["rows"], batch["positions"], ROWS, SLOTS)
-        hidden, _, load = transformer.apply(config, weights, None, stream)
-        logprobs, _ = transformer.score(config, weights, hidden, batch["targets"], jnp.ones(TOKENS))
-        return -(logprobs * batch["counts"]).sum() / batch["counts"].sum(), load
+        hidden, _, _ = transformer.apply(config, weights, None, stream)
+        ones = jnp.ones(TOKENS)
+        logprobs, _ = transformer.score(config, weights, hidden, batch["targets"], ones)
+        return -(logprobs * batch["weight"]).sum() / batch["weight"].sum()
 
-    def step(weights, state, batch):
-        (loss, load), grads = jax.value_and_grad(loss_fn, has_aux=True)(weights, batch)
+    def step(weights: dict, state: optax.OptState, batch: dict):
+        loss, grads = jax.value_and_grad(loss_fn)(weights, batch)
         updates, state = optimizer.update(grads, state, weights)
-        return optax.apply_updates(weights, updates), state, loss, load
+        return optax.apply_updates(weights, updates), state, loss
 
-    return compile.jit(step, compile.options("fast"), donate_argnames=("weights", "state"))
+    return compiler.jit(step, compiler.options("fast"), donate_argnames=("weights", "state"))
 
 
-def generate(config, base, tokenizer, problems, temperature, key, force="", new=56):
-    prompts = [
-        tokenizer.encode_chat([{"role": "user", "content": p.prompt}])
-        + tokenizer.encode(
-            force and worked_solution(p.prompt)[: len(p.prompt.split()[0]) + 1]
-            if force == "worked"
-            else force
+class Examiner:
+    """Pass rates of a packed base, by the sampler that PPO uses."""
+
+    def __init__(self, config: ModelConfig, tokenizer: Tokenizer):
+        self.config, self.tokenizer = config, tokenizer
+        self.slots = sampler.empty_state(config, 512, SLOTS, 1)
+        self.sample = compiler.jit(
+            sampler.sample,
+            compiler.options("fast"),
+            static_argnames=("config", "filters"),
+            donate_argnames=("state",),
         )
-        for p in problems
-    ]
-    b, slots = len(prompts), max(map(len, prompts)) + new
-    lengths = np.array([len(p) for p in prompts], np.int32)
-    flat = np.concatenate([np.array(p, np.int32) for p in prompts])
-    rows = np.repeat(np.arange(b, dtype=np.int32), lengths)
-    positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
-    ids = _generate(
-        config,
-        base,
-        flat,
-        rows,
-        positions,
-        lengths,
-        jnp.float32(temperature),
-        key,
-        b,
-        slots,
-        new,
-        tokenizer.eos_ids[0],
+
+    def __call__(
+        self, base: dict, problems: Sequence[Problem], temperature: float, begin: str = ""
+    ) -> dict[str, float]:
+        """Overall, by difficulty, and the share that is worked; `begin` starts each completion.
+
+        `begin="worked"` stands for the first term, with which a worked solution begins.
+        """
+        ask = lambda p: self.tokenizer.encode_chat([{"role": "user", "content": p.prompt}])  # noqa: E731
+        starts = [p.prompt[0] if begin == "worked" else begin for p in problems]
+        prompts = [ask(p) + self.tokenizer.encode(s) for p, s in zip(problems, starts, strict=True)]
+        out, self.slots = generate(
+            self.sample,
+            self.config,
+            base,
+            None,
+            self.slots,
+            prompts,
+            group_size=1,
+            max_completion_tokens=SLOTS,
+            stop_ids=self.tokenizer.eos_ids,
+            temperature=temperature,
+            seed=0,
+            step=0,
+        )
+        texts = [s + self.tokenizer.decode(out.completion(i)) for i, s in enumerate(starts)]
+        passed = [grade(t, p.answer).value for t, p in zip(texts, problems, strict=True)]
+        by_kind: dict[str, list[float]] = {}
+        for p, value in zip(problems, passed, strict=True):
+            by_kind.setdefault(p.difficulty, []).append(value)
+        worked = np.mean([not t.startswith(r"\boxed") for t in texts])
+        figures = {"all": np.mean(passed), "worked": worked}
+        figures |= {kind: np.mean(values) for kind, values in sorted(by_kind.items())}
+        return {name: round(float(value), 3) for name, value in figures.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    out = []
-    for p, row, pr in zip(problems, np.asarray(ids), prompts):
-        row = row.tolist()
-        row = row[: row.index(tokenizer.eos_ids[0])] if tokenizer.eos_ids[0] in row else row
-        full = pr[len(tokenizer.encode_chat([{"role": "user", "content": p.prompt}])) :] + row
-        out.append(tokenizer.decode(full))
-    return out
-
-
-def _gen(config, base, flat, rows, positions, lengths, temperature, key, b, slots, new, eos):
-    cache = empty_cache(config, b, slots)
-    stream = Stream(flat, rows, positions, b, slots)
-    hidden, cache, _ = transformer.apply(config, base, None, stream, cache)
-    last = hidden[jnp.cumsum(lengths) - 1]
-
-    def pick(hidden, key):
-        z = transformer.logits(base, hidden)
-        return jnp.where(
-            temperature > 0,
-            jax.random.categorical(key, z / jnp.maximum(temperature, 1e-6)),
-            z.argmax(-1),
-        ).astype(jnp.int32)
-
-    def one(carry, xs):
-        token, cache, done = carry
-        i, key = xs
-        stream = Stream(
-            token, jnp.where(done, b, jnp.arange(b)), lengths + i, b, slots, decode=True
-        )
-        hidden, cache, _ = transformer.apply(config, base, None, stream, cache)
-        nxt = pick(hidden, key)
-        return (nxt, cache, done | (token == eos)), token
-
-    keys = jax.random.split(key, new + 1)
-    first = pick(last, keys[0])
-    _, ids = jax.lax.scan(one, (first, cache, jnp.zeros(b, bool)), (jnp.arange(new), keys[1:]))
-    return ids.T
-
-
-_generate = compile.jit(
-    _gen, compile.options("fast"), static_argnames=("config", "b", "slots", "new", "eos")
-)
-
-
-def evaluate(config, base, tokenizer, data, seed=0, show=0, full=True, only=''):
-    result = {}
-    for part, problems in (("heldout", data.heldout), ("unseen", data.unseen)):
-        for name, temp, force in (
-            ("greedy", 0.0, ""),
-            ("sampled", 1.0, ""),
-            ("worked_greedy", 0.0, "worked"),
-            ("worked_sampled", 1.0, "worked"),
-            ("direct_greedy", 0.0, "\\boxed{"),
-            ("direct_sampled", 1.0, "\\boxed{"),
-        ):
-            if only and only != f'{part}/{name}':
-                continue
-            if not full and part == "unseen" and not name.startswith("worked"):
-                continue
-            texts = generate(config, base, tokenizer, problems, temp, jax.random.key(seed), force)
-            ok = np.array([grade(t, p.answer).value for t, p in zip(texts, problems)])
-            worked = np.array([not t.startswith("\\boxed") for t in texts])
-            diff = np.array([p.difficulty for p in problems])
-            row = {"all": ok.mean(), "worked_share": worked.mean()}
-            row |= {d: ok[diff == d].mean() for d in map(str, sorted(set(diff)))}
-            result[f"{part}/{name}"] = {k: round(float(v), 3) for k, v in row.items()}
-            print(f"  {part}/{name}", result[f"{part}/{name}"], flush=True)
-            if show and not force:
-                for p, t, o in list(zip(problems, texts, ok))[:show]:
-                    print("     ", p.prompt, "=>", t, int(o))
-    return result
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--steps", type=int, default=900, help="of phase 1")
+    parser.add_argument("--most", type=int, default=400, help="steps of phase 2 at the most")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--worked", type=float, default=WORKED_SHARE)
-    parser.add_argument("--early", type=float, default=0.9)
-    parser.add_argument("--stable", type=int, default=3000)
-    parser.add_argument("--decay", type=int, default=600)
-    parser.add_argument("--resume", default="")
-    parser.add_argument("--noise", type=float, default=0.0)
-    parser.add_argument("--block", type=int, default=1024)
-    parser.add_argument("--every", type=int, default=500)
-    parser.add_argument("--difficulties", default=",".join(DIFFICULTIES))
-    parser.add_argument("--out", default="/tmp/base")
     args = parser.parse_args()
-    out = Path(args.out)
-    build_byte_tokenizer(out)
-    tokenizer = Tokenizer.load(out)
+    build_byte_tokenizer(args.out)
+    tokenizer = Tokenizer.load(args.out)
     config = ModelConfig.from_hf(HF_CONFIG)
-    train_config = dataclasses.replace(config, expert_block=args.block)
     weights = init_weights(config, jax.random.key(args.seed))
-    osc = float(os.environ.get("OSC", 1))
-    gsc = float(os.environ.get("GSC", 1))
-    for st in weights["layers"]:
-        st["self_attn"]["o_proj"] *= osc
-        st["mlp"]["experts"]["down_proj"] *= osc
-        st["mlp"]["gate"] *= gsc
-    args.steps = args.stable + args.decay
-    schedule = optax.join_schedules([optax.linear_schedule(0.0, args.lr, 100), optax.constant_schedule(args.lr), optax.linear_schedule(args.lr, 0.0, args.decay)], [100, args.stable])
+    rate = optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, PEAK_RATE, WARMUP_STEPS),
+            optax.constant_schedule(PEAK_RATE),
+            optax.linear_schedule(PEAK_RATE, LAST_RATE, DECAY_STEPS),
+        ],
+        [WARMUP_STEPS, max(args.steps - DECAY_STEPS, WARMUP_STEPS)],
+    )
     optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.02)
+        optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.98, weight_decay=0.02)
     )
     state = optimizer.init(weights)
-    step = make_step(train_config, optimizer)
-    data = generate_problems(0)
-    stream = batches(tokenizer, args)
-    start = time.monotonic()
-    first = 0
-    if args.resume:
-        first, leaves = pickle.load(open(args.resume, "rb"))
-        weights, state = jax.tree.unflatten(jax.tree.structure((weights, state)), [jnp.asarray(l) for l in leaves])
-        for _ in range(first):
-            next(stream)
-    for i in range(first, args.steps):
-        weights, state, loss, load = step(weights, state, next(stream))
-        if i == 1:
-            start = time.monotonic()
-            loss.block_until_ready()
-        if i % 50 == 0 or i == args.steps - 1:
-            loss = float(loss)
-            rate = max(i - first - 1, 1) / (time.monotonic() - start + 1e-9)
-            l = np.asarray(load)
-            l = l / l.sum(1, keepdims=True)
+    step = make_step(config, optimizer)
+    pack_base = jax.jit(freeze)
+    examine = Examiner(config, tokenizer)
+    heldout = generate_problems(seed=0).heldout
+
+    began = time.monotonic()
+    for i, batch in zip(range(args.steps), batches(tokenizer, args.seed, 1.0), strict=False):
+        weights, state, loss = step(weights, state, batch)
+        if i % 50 == 0 or i + 1 == args.steps:
+            speed = (i + 1) / (time.monotonic() - began)
             print(
-                f"step {i} loss {loss:.4f} {rate:.2f} steps/s ETA {(args.steps - i) / rate:.0f}s load min {l.min():.3f} max {l.max():.3f}",
+                f"phase 1 step {i + 1}/{args.steps} loss {loss:.4f} {speed:.2f} steps/s "
+                f"ETA {(args.steps - i - 1) / speed:.0f} s",
                 flush=True,
             )
-        if args.every and (i + 1) % args.every == 0 and i + 1 < args.steps:
-            pickle.dump((i + 1, [np.asarray(l) for l in jax.tree.leaves((weights, state))]), open(out / f"state{i + 1}.pkl", "wb"))
-            frozen = jax.jit(freeze)(weights)
-            evaluate(config, frozen, tokenizer, data, only="heldout/worked_greedy")
-    frozen = jax.jit(freeze)(weights)
-    save_base(out, HF_CONFIG, frozen)
-    print(hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest())
-    if args.every:
-        evaluate(config, frozen, tokenizer, data, show=10)
-        print("unquantised")
-        evaluate(config, weights, tokenizer, data, full=False)
+    for i, batch in zip(range(args.most), batches(tokenizer, args.seed + 100, WORKED_SHARE)):  # noqa: B905
+        weights, state, loss = step(weights, state, batch)
+        if (i + 1) % CHECK_EVERY == 0:
+            base = pack_base(weights)
+            greedy, sampled = (examine(base, heldout, t) for t in (0.0, 1.0))
+            print(
+                f"phase 2 step {i + 1} loss {loss:.4f} greedy {greedy} sampled {sampled}",
+                flush=True,
+            )
+            if all(WINDOW[0] <= r["all"] <= WINDOW[1] for r in (greedy, sampled)):
+                break
+
+    base = pack_base(weights)
+    save_base(args.out, HF_CONFIG, base)
+    report = {
+        "command": f"python experiments/build_tiny_base.py --steps {args.steps} --seed {args.seed}",
+        "phase_2_steps": i + 1,
+        "sha256": hashlib.sha256((args.out / "model.safetensors").read_bytes()).hexdigest(),
+        "environment": {
+            k: v for k, v in describe_environment().items() if k not in ("command", "git_commit")
+        },
+    }
+    data = generate_problems(seed=0)
+    for part, problems in (("heldout", data.heldout), ("unseen", data.unseen)):
+        for begin in ("", "worked", r"\boxed{"):
+            for name, temperature in (("greedy", 0.0), ("temperature 1", 1.0)):
+                label = f"{part}, {name}, begun as {begin or 'it likes'}"
+                report[label] = examine(base, problems, temperature, begin)
+    (args.out / "build.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report, indent=2))
 
 
 if __name__ == "__main__":

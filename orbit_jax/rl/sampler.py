@@ -286,9 +286,9 @@ def _draw(
 def _kept(scores: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
     """[N, V] bool: the top_k highest, and the fewest highest whose probability reaches top_p."""
     ranked = jnp.sort(scores, axis=-1, descending=True)
-    k = jnp.where(top_k > 0, top_k, scores.shape[-1])
+    k = jnp.where(top_k > 0, top_k, scores.shape[-1]).clip(max=scores.shape[-1])
     kth = jnp.take_along_axis(ranked, k[:, None] - 1, axis=-1)
     probabilities = jax.nn.softmax(jnp.where(ranked >= kth, ranked, -jnp.inf), axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    lowest = jnp.where(before < top_p[:, None], ranked, jnp.inf).min(axis=-1, keepdims=True)
+    lowest = jnp.where(before < top_p[:, None], ranked, ranked[:, :1]).min(axis=-1, keepdims=True)
     return scores >= jnp.maximum(kth, lowest)

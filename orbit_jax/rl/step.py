@@ -79,9 +79,13 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
 def init_state(
     config: StepConfig, policy: Adapter, critic: Critic | None, reference: Adapter | None = None
 ) -> TrainState:
-    """A fresh state: f32 masters and zero moments; the base has neither."""
+    """A fresh state: f32 masters and zero moments; the base has neither.
+
+    The reference may be the policy as it stands: it is copied, since the state is donated.
+    """
     params = _trainable(policy, critic)
     optimizer = make_optimizer(config.optimizer).init(params)
+    reference = jax.tree.map(jnp.copy, reference)
     return TrainState(policy, critic, reference, optimizer, jnp.int32(0))
 
 

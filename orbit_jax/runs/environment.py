@@ -24,7 +24,6 @@ KEY_PACKAGES = (
     "tokenizers",
     "safetensors",
     "math-verify",
-    "reasoning-gym",
 )
 
 

@@ -1,20 +1,21 @@
 r"""Generated arithmetic of graded difficulty, split so that train and held-out never meet.
 
-Problems are `chain_sum` expressions of the reasoning-gym package, such as `27 + 35 - 14`. A
-difficulty is named terms x digits: `3x2` adds or subtracts three two-digit numbers. Which side of
-the split a problem is on depends on its text alone (`is_heldout`, a hash), so every script that
-asks that function, the base's pretraining included, keeps the same problems out of training.
+Problems are chains of sums and differences, such as `7+8-3`. A difficulty is named terms x digits:
+`3x1` adds or subtracts three one-digit numbers. Which side of the split a problem is on depends on
+its text alone (`is_heldout`, a hash), so every script that asks that function, the base's
+pretraining included, keeps the same problems out of training.
 """
 
 import hashlib
 import itertools
+import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-TRAINED_DIFFICULTIES = ("2x1", "3x1", "4x1")
-UNSEEN_DIFFICULTY = "5x1"
-HELDOUT_ONE_IN = 10  # small enough to leave 2x1, which has only 200 problems, most of them
+TRAINED_DIFFICULTIES = ("3x1", "4x1", "5x1")
+UNSEEN_DIFFICULTY = "6x1"
+HELDOUT_ONE_IN = 10  # small enough to leave 3x1, which has only 4,000 problems, most of them
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def generate_problems(
     """Return that many distinct problems per part, a function of the arguments alone.
 
     Draws go round the difficulties, so the parts are balanced over them, except that a difficulty
-    with few distinct problems (2x1) gives what it has and the others fill up.
+    with few distinct problems (3x1) gives what it has and the others fill up.
 
     Raises:
         ValueError: when a difficulty is malformed or trained and unseen, or when the difficulties
@@ -98,11 +99,11 @@ def problem_stream(seed: int, difficulties: Sequence[str]) -> Iterator[Problem]:
     """Yield problems of both sides without end, one difficulty after the other.
 
     Raises:
-        ValueError: when no difficulty is named, or one is not of the form `3x2`.
+        ValueError: when no difficulty is named, or one is not of the form `3x1`.
     """
     if not difficulties:
-        raise ValueError("difficulties is empty; name at least one, such as '3x2'.")
-    return _draw(seed, [(name, _chain_sum(name)) for name in difficulties])
+        raise ValueError("difficulties is empty; name at least one, such as '3x1'.")
+    return _draw(seed, difficulties)
 
 
 def is_heldout(prompt: str | tuple[dict[str, str], ...]) -> bool:
@@ -119,7 +120,7 @@ def normalise_prompt(prompt: str | tuple[dict[str, str], ...]) -> str:
 
 
 def worked_solution(expression: str) -> str:
-    r"""Return the steps from left to right and the boxed result: `1 + 2` -> `1+2=3;\boxed{3}`.
+    r"""Return the steps from left to right and the boxed result: `1+2` -> `1+2=3;\boxed{3}`.
 
     Raises:
         ValueError: when the expression is not a sum or difference of whole numbers.
@@ -133,7 +134,7 @@ def worked_solution(expression: str) -> str:
 
 
 def direct_solution(expression: str) -> str:
-    r"""Return the boxed result alone: `1 + 2` -> `\boxed{3}`; raises as `worked_solution`."""
+    r"""Return the boxed result alone: `1+2` -> `\boxed{3}`; raises as `worked_solution`."""
     return rf"\boxed{{{sum(_read_sum(expression))}}}"
 
 
@@ -142,39 +143,26 @@ def _read_sum(expression: str) -> list[int]:
     if not re.fullmatch(r"\d+(?:[+-]\d+)*", terms):
         raise ValueError(
             f"expression {expression!r} is not a sum or difference of whole numbers, such as "
-            "'27 + 35 - 14'."
+            "'27+35-14'."
         )
     return [int(term) for term in re.findall(r"[+-]?\d+", terms)]
 
 
-def _chain_sum(difficulty: str):
-    import reasoning_gym  # a second to import, so only where problems are generated
-
-    match = re.fullmatch(r"([1-9]\d?)x([1-9]\d?)", difficulty)
+def _read_difficulty(name: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([1-9]\d?)x([1-9]\d?)", name)
     if not match:
-        raise ValueError(
-            f"difficulty {difficulty!r} is not of the form terms x digits, such as '3x2'."
-        )
-    terms, digits = int(match[1]), int(match[2])
-    return reasoning_gym.create_dataset(
-        "chain_sum",
-        seed=0,
-        min_terms=terms,
-        max_terms=terms,
-        min_digits=digits,
-        max_digits=digits,
-    )
+        raise ValueError(f"difficulty {name!r} is not of the form terms x digits, such as '3x1'.")
+    return int(match[1]), int(match[2])
 
 
-def _draw(seed: int, sources: list[tuple[str, object]]) -> Iterator[Problem]:
-    # reasoning-gym seeds each item with seed + index: neighbouring seeds would share nearly all
-    # problems, so every seed gets an index range of its own.
-    indices = itertools.count(seed << 40)
-    for index, (difficulty, source) in zip(indices, itertools.cycle(sources), strict=False):
-        item = source[index]
-        yield Problem(
-            f"{difficulty}-{index}", item["metadata"]["expression"], item["answer"], difficulty
-        )
+def _draw(seed: int, difficulties: Sequence[str]) -> Iterator[Problem]:
+    rng = random.Random(seed)
+    kinds = [(name, *_read_difficulty(name)) for name in difficulties]
+    for number, (name, terms, digits) in enumerate(itertools.cycle(kinds)):
+        lowest = 10 ** (digits - 1) if digits > 1 else 0
+        values = [rng.randint(lowest, 10**digits - 1) for _ in range(terms)]
+        text = str(values[0]) + "".join(rng.choice("+-") + str(v) for v in values[1:])
+        yield Problem(f"{name}-{number}", text, str(sum(_read_sum(text))), name)
 
 
 def _draw_distinct(

@@ -235,7 +235,7 @@ def cached_forward(config: ModelConfig):
 def cached_table(
     config: ModelConfig, base: dict, adapter: Adapter | None, rows: Rows, prompts: Sequence[int]
 ) -> np.ndarray:
-    """Log-probs `[B * S]` of rows whose first `prompts[b]` tokens are prefilled, the rest decoded."""
+    """Log-probs `[B * S]`: `prompts[b]` tokens of row b are prefilled, the others decoded."""
     b, s = rows.tokens.shape
     prompts = np.minimum(np.asarray(prompts, np.int32), rows.lengths - 1)
     stream, origin = Rows(rows.tokens, prompts).stream(size=-(-int(prompts.sum()) // 16) * 16 + 16)

@@ -15,11 +15,11 @@ from orbit_jax.quant.quantize import quantize
 
 ROWS = 128
 # Outputs narrower than a kernel's tile, inputs that are no multiple of 32.
-SHAPES = [(32, 1), (96, 3), (80, 7), (64, 8), (72, 40), (100, 52), (256, 288), (576, 128)]
+SHAPES = [(32, 1), (80, 7), (64, 8), (100, 52), (256, 288), (64, 1000)]
 
 
-def gaussian(seed: int, *shape: int, dtype=jnp.float32) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32), dtype)
+def gaussian(seed: int, *shape: int, dtype=jnp.float32) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(dtype)
 
 
 @functools.cache
@@ -29,9 +29,8 @@ def weights() -> list[QTensor]:
     out = []
     for i, (width, rows) in enumerate(SHAPES):
         w = gaussian(i, rows, width)
-        kinds = [lambda w: make(w, 4, 4), lambda w: from_float(w.astype(jnp.bfloat16))]
-        kinds.append(lambda w: make(w, 8, 4))
-        out.append(kinds[i % 3](w))
+        floats = jax.tree.map(jnp.asarray, from_float(w.astype(jnp.bfloat16)))
+        out.append(floats if i % 3 == 2 else make(w, (4, 8)[i % 3], 4))
     return out
 
 
@@ -57,13 +56,14 @@ def all_rows() -> list[np.ndarray]:
 
 
 def test_products_are_those_of_the_dequantised_weights():
-    for x, q, y in zip(inputs(), weights(), all_rows(), strict=True):
-        w = np.asarray(dequantize(q, jnp.bfloat16), np.float64)
+    widen = jax.jit(lambda qs: [dequantize(q, jnp.bfloat16) for q in qs])
+    for x, w, y in zip(inputs(), widen(weights()), all_rows(), strict=True):
+        w = np.asarray(w, np.float64)
         assert y.dtype == np.float32
         np.testing.assert_allclose(y, np.asarray(x, np.float64) @ w.T, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 7, 16, 33])
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 16, 18, 33])
 def test_a_row_does_not_depend_on_how_many_there_are(rows):
     for place in (0, ROWS - rows, 40):
         some = program()([x[place : place + rows] for x in inputs()], weights())
@@ -91,13 +91,15 @@ def test_a_row_alone_in_a_loop_equals_it_among_all():
 
 
 def test_rows_that_hold_anything_else_do_not_matter():
-    spoilt = [x.at[1::2].set(jnp.nan) for x in inputs()]
+    spoilt = [np.array(x) for x in inputs()]
+    for x in spoilt:
+        x[1::2] = np.nan
     for y, many in zip(program()(spoilt, weights()), all_rows(), strict=True):
         np.testing.assert_array_equal(y[0::2], many[0::2])
 
 
 def test_a_working_copy_gives_the_same_products():
-    copies = [working_copy(q) for q in weights()]
+    copies = jax.jit(lambda qs: [working_copy(q) for q in qs])(weights())
     assert {q.format for q in copies} == {"bfloat16"}
     for y, many in zip(program()(inputs(), copies), all_rows(), strict=True):
         np.testing.assert_array_equal(y, many)
@@ -111,11 +113,10 @@ def stack() -> QTensor:
 
 def test_a_weight_of_a_stack_is_found_by_its_index():
     x = gaussian(6, 20, 64, dtype=jnp.bfloat16)
-    w = dequantize(stack(), jnp.bfloat16)[1, 2]
-    y = jax.jit(matmul)(x, stack(), (jnp.int32(1), jnp.int32(2)))
-    np.testing.assert_allclose(
-        y, x.astype(jnp.float32) @ w.astype(jnp.float32).T, rtol=1e-4, atol=1e-4
-    )
+    w = jax.jit(dequantize, static_argnums=1)(stack(), jnp.bfloat16)[1, 2]
+    y = jax.jit(matmul)(x, stack(), (np.int32(1), np.int32(2)))
+    expected = x.astype(np.float64) @ np.asarray(w, np.float64).T
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 2**-8)])
@@ -140,14 +141,15 @@ def test_the_gradient_to_x_is_that_of_the_dequantised_weight(dtype, tolerance, r
 
 def test_the_base_gets_no_gradient():
     x = gaussian(6, 20, 64, dtype=jnp.bfloat16)
-    gradient = jax.grad(lambda q: matmul(x, q, (1, 0)).sum(), allow_int=True)(stack())
+    total = jax.jit(lambda q: matmul(x, q, (1, 0)).sum())
+    gradient = jax.grad(total, allow_int=True)(stack())
     assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jax.dtypes.float0}
 
 
 def test_the_residual_is_the_packed_codes_alone():
     q = stack()
     x = gaussian(6, 20, 64, dtype=jnp.bfloat16)
-    _, backward = jax.vjp(lambda x: matmul(x, q, (1, 0)), x)
+    _, backward = jax.jit(lambda x, q: jax.vjp(lambda x: matmul(x, q, (1, 0)), x))(x, q)
     kept = [leaf for leaf in jax.tree.leaves(backward) if getattr(leaf, "size", 0)]
     floats = [leaf for leaf in kept if jnp.issubdtype(leaf.dtype, jnp.floating)]
     assert not floats, "neither activations nor widened weights are kept"
@@ -156,7 +158,7 @@ def test_the_residual_is_the_packed_codes_alone():
 
 def test_a_plain_array_is_an_ordinary_trainable_weight():
     x, w, g = gaussian(1, 20, 64), gaussian(2, 3, 24, 64), gaussian(3, 20, 24)
-    gradient = jax.grad(lambda w: (matmul(x, w, (2,)) * g).sum())(w)
+    gradient = jax.jit(jax.grad(lambda w: (matmul(x, w, (2,)) * g).sum()))(w)
     np.testing.assert_allclose(gradient[2], g.T @ x, rtol=1e-4, atol=1e-4)
     assert not gradient[:2].any()
 
@@ -164,7 +166,8 @@ def test_a_plain_array_is_an_ordinary_trainable_weight():
 def test_gradients_of_a_dot_of_two_arrays():
     for rows, out in [(1, 4), (40, 24)]:
         x, w, g = gaussian(1, rows, 64), gaussian(2, out, 64), gaussian(3, rows, out)
-        dx, dw = jax.grad(lambda x, w, g=g: (dot(x, w) * g).sum(), argnums=(0, 1))(x, w)
+        loss = lambda x, w, g=g: (dot(x, w) * g).sum()  # noqa: E731
+        dx, dw = jax.jit(jax.grad(loss, argnums=(0, 1)))(x, w)
         np.testing.assert_allclose(dx, g @ w, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(dw, g.T @ x, rtol=1e-4, atol=1e-4)
 

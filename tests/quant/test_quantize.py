@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from aqt.jax.v2 import aqt_quantizer
 
-from orbit_jax.quant.qtensor import dequantize
 from orbit_jax.quant import quantize as module
+from orbit_jax.quant.qtensor import dequantize
 
 quantize = jax.jit(module.quantize, static_argnums=(1, 2))
 widen = jax.jit(dequantize, static_argnums=1)
@@ -65,7 +65,9 @@ def test_a_group_size_that_does_not_divide_is_refused(group):
 
 
 def test_codes_of_four_bits_need_an_even_input_width():
-    with pytest.raises(ValueError, match="^input width 5 is odd: .* use bits=8$"):
+    with pytest.raises(
+        ValueError, match=r"^input width 5 is odd: 4-bit codes lie in pairs; use bits=8"
+    ):
         quantize(jnp.ones((4, 5)), 4, 5)
     assert quantize(jnp.ones((4, 5)), 8, 5).shape == (4, 5)
 

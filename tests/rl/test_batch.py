@@ -1,33 +1,30 @@
-import dataclasses
-
 import numpy as np
 import pytest
+from lab import MOE
 
 from orbit_jax.config import Config, from_config_dict
-from orbit_jax.model.config import MeshShape, ModelConfig
 from orbit_jax.rl.batch import Batch, make_batch, token_buckets
 from orbit_jax.rl.rollouts import Rollouts
 from orbit_jax.rl.sampler import EOS, LENGTH
 
+PAD = 0
 GEN, TOOL = True, False
 
 
-def rollouts(rows: list[tuple[int, list[bool]]], width: int = 16, **given) -> Rollouts:
-    """Rows of (prompt length, which later tokens were drawn by the model), with junk behind."""
-    count = len(rows)
+def rollouts(*rows: tuple[int, list[bool]], **given) -> Rollouts:
+    """Rows of (prompt length, which later tokens the model drew), with junk behind their end."""
+    count, width = len(rows), 16
     rng = np.random.default_rng(0)
     sampled = rng.random((count, width)) < 0.5
-    lengths = []
     for i, (prompt, drawn) in enumerate(rows):
-        lengths.append(prompt + len(drawn))
         sampled[i, :prompt] = False
-        sampled[i, prompt : lengths[-1]] = drawn
+        sampled[i, prompt : prompt + len(drawn)] = drawn
     fields = {
         "tokens": rng.integers(1, 64, (count, width)).astype(np.int32),
-        "lengths": np.array(lengths, np.int32),
+        "lengths": np.array([p + len(d) for p, d in rows], np.int32),
         "prompt_lengths": np.array([p for p, _ in rows], np.int32),
         "sampled": sampled,
-        "logprobs": -rng.random((count, width)).astype(np.float32),
+        "logprobs": -1 - rng.random((count, width)).astype(np.float32),
         "status": np.full(count, EOS, np.int32),
         "groups": np.arange(count, dtype=np.int32) // 2,
         "temperature": 0.7,
@@ -37,10 +34,77 @@ def rollouts(rows: list[tuple[int, list[bool]]], width: int = 16, **given) -> Ro
     return Rollouts(**fields | given)
 
 
-def pack(sampled: Rollouts, micro_batches: int = 1, data: int = 1, size: int = 64) -> Batch:
-    model = ModelConfig(*["qwen3", *[0] * 12, ()], mesh=MeshShape(1, 1))
-    # Only the number of shards is read; nothing is placed.
-    object.__setattr__(model.mesh, "data", 1)
-    del data
-    rewards = np.arange(len(sampled.lengths))
-    return make_batch(model, sampled, rewards, micro_batches, (size,))
+def pack(sampled: Rollouts, micro_batches: int = 1, size: int = 48) -> Batch:
+    rewards = np.arange(len(sampled.lengths)) + 0.5
+    return make_batch(MOE, sampled, rewards, micro_batches, (size,))
+
+
+def test_only_generated_tokens_are_under_the_mask():
+    batch = pack(rollouts((2, [GEN, GEN, TOOL, TOOL, GEN])))
+    assert batch.sampled[0, :7].astype(int).tolist() == [0, 0, 1, 1, 0, 0, 1]
+    assert not batch.sampled[0, 7:].any()
+
+
+def test_a_sampled_eos_is_trained_on_and_padding_is_not_though_their_ids_are_equal():
+    sampled = rollouts((2, [GEN, GEN]), (3, [GEN]))
+    sampled.tokens[0, 3] = sampled.tokens[1, 3] = PAD
+    batch = pack(sampled)
+    assert (batch.stream.tokens[0, [3, 7]] == PAD).all()
+    assert batch.sampled[0, [3, 7]].all()
+    assert (batch.stream.tokens[0, 8:] == PAD).all()
+    assert not batch.sampled[0, 8:].any()
+
+
+def test_every_token_keeps_its_id_its_place_and_its_logprob():
+    sampled = rollouts((1, [GEN] * 4), (4, [GEN, TOOL, GEN]), (2, []), (3, [GEN] * 13))
+    batch = pack(sampled, micro_batches=2)
+    seen = 0
+    for m, n in np.argwhere(batch.stream.rows < batch.stream.num_rows):
+        row, at = 2 * m + batch.stream.rows[m, n], batch.stream.positions[m, n]
+        assert batch.stream.tokens[m, n] == sampled.tokens[row, at]
+        assert batch.sampled[m, n] == sampled.sampled[row, at]
+        assert batch.logprobs[m, n] == (sampled.logprobs[row, at] if sampled.sampled[row, at] else 0)
+        seen += 1
+    assert seen == sampled.lengths.sum()
+    assert batch.sampled.sum() == 4 + 2 + 13
+    assert batch.rewards.tolist() == [[0.5, 1.5], [2.5, 3.5]]
+    assert batch.groups.tolist() == [[0, 0], [1, 1]]
+
+
+def test_rows_that_ended_at_their_limit_are_marked():
+    sampled = rollouts((1, [GEN]), (1, [GEN]), status=np.array([LENGTH, EOS], np.int32))
+    assert pack(sampled).truncated.tolist() == [[True, False]]
+
+
+def test_temperature_and_fingerprint_travel_with_the_batch():
+    batch = pack(rollouts((1, [GEN])))
+    assert batch.temperature == np.float32(0.7)
+    assert batch.fingerprint == 2**32 - 5
+    assert batch.fingerprint.dtype == np.uint32
+
+
+@pytest.mark.parametrize("given", [{"temperature": 0.0}, {"filtered": True}])
+def test_training_on_greedy_or_filtered_samples_is_refused_with_a_reason(given):
+    with pytest.raises(ValueError, match="for evaluation; train on samples of the whole"):
+        pack(rollouts((1, [GEN]), **given))
+
+
+def test_a_config_that_would_train_on_greedy_samples_is_refused():
+    with pytest.raises(ValueError, match=r"sampler\.temperature=0\.0: training on greedy"):
+        from_config_dict({"sampler": {"temperature": 0.0}})
+
+
+def test_the_smallest_bucket_that_holds_the_fullest_micro_batch_is_taken():
+    sampled = rollouts((1, [GEN]), (1, [GEN]), (2, [GEN] * 14), (2, [GEN] * 14))
+    batch = make_batch(MOE, sampled, np.zeros(4), 2, (64, 16, 32))
+    assert batch.stream.tokens.shape == (2, 32)
+    with pytest.raises(ValueError, match="32 tokens a shard do not fit"):
+        make_batch(MOE, sampled, np.zeros(4), 2, (16,))
+
+
+def test_the_largest_bucket_of_a_run_holds_a_batch_of_full_rows():
+    config = Config()
+    full = config.rows // config.ppo.micro_batches * config.num_slots
+    buckets = token_buckets(config)
+    assert max(buckets) >= full
+    assert len(buckets) == len(set(buckets)) == 3

@@ -4,6 +4,7 @@ import pytest
 
 from orbit_jax.tasks.problems import (
     TRAINED_DIFFICULTIES,
+    UNSEEN_DIFFICULTY,
     MathData,
     Problem,
     direct_solution,
@@ -38,12 +39,12 @@ def test_parts_never_overlap(data):
 def test_heldout_covers_every_trained_difficulty_and_unseen_none(data):
     assert {p.difficulty for p in data.train} == set(TRAINED_DIFFICULTIES)
     assert {p.difficulty for p in data.heldout} == set(TRAINED_DIFFICULTIES)
-    assert {p.difficulty for p in data.unseen} == {"4x2"}
+    assert {p.difficulty for p in data.unseen} == {UNSEEN_DIFFICULTY}
 
 
 def test_easiest_difficulty_is_not_exhausted_by_the_heldout_part(data):
-    assert sum(p.difficulty == "2x1" for p in data.train) > 150
-    assert sum(p.difficulty == "2x1" for p in data.heldout) >= 10
+    assert sum(p.difficulty == "3x1" for p in data.train) > 3000
+    assert sum(p.difficulty == "3x1" for p in data.heldout) >= 100
 
 
 def test_answers_are_right(data):
@@ -64,9 +65,9 @@ def test_training_stream_of_any_seed_never_gives_a_heldout_problem(data):
 
 
 def test_side_of_the_split_depends_on_the_text_alone():
-    assert is_heldout("7 + 9 - 0")
-    assert is_heldout(" 7 +  9 - 0\n")
-    assert not is_heldout("0 - 4")
+    assert is_heldout("7+5-1-5")
+    assert is_heldout(" 7+5-1-5\n")
+    assert not is_heldout("7+9-0")
 
 
 def test_a_prompt_in_two_parts_is_refused():
@@ -80,8 +81,8 @@ def test_a_prompt_in_two_parts_is_refused():
     [
         (dict(difficulties=("3y2",)), "'3y2' is not of the form"),
         (dict(difficulties=()), "difficulties is empty"),
-        (dict(difficulties=("4x2",)), "among the trained"),
-        (dict(difficulties=("2x1",), train=300), "too few distinct problems"),
+        (dict(difficulties=("6x1",)), "among the trained"),
+        (dict(difficulties=("2x1",), train=300, heldout=5), "too few distinct problems"),
     ],
 )
 def test_bad_requests_are_refused(arguments, message):

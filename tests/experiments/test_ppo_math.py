@@ -1,0 +1,171 @@
+"""The main experiment, in the `test` variant of its recipe: what it leaves, resumes and refuses."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "experiments"), str(ROOT)]
+
+import ppo_math  # noqa: E402
+
+from configs import tiny_moe  # noqa: E402
+from orbit_jax import compile as compiler  # noqa: E402
+from orbit_jax import parity  # noqa: E402
+from orbit_jax.checkpoint import run_state  # noqa: E402
+from orbit_jax.config import from_config_dict  # noqa: E402
+from orbit_jax.runs.folder import SUMMARY_KEYS  # noqa: E402
+from orbit_jax.runs.metrics import read_metrics  # noqa: E402
+
+CLOCK = ("seconds/step", "tokens_per_second")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_once(tmp_path_factory):
+    """Every run makes its programs anew; this lets them share what XLA made of them."""
+    cache = tmp_path_factory.mktemp("jax_cache")
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+def recipe(root: Path, **fields):
+    config = tiny_moe.get_config("test")
+    config.base.path = str(ROOT / config.base.path)
+    config.run.root = str(root)
+    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in fields.items()})
+    return from_config_dict(config)
+
+
+def only_run(root: Path) -> Path:
+    (path,) = root.iterdir()
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[Path, dict, list]:
+    """Four uninterrupted steps, with the programs that ran them."""
+    root = tmp_path_factory.mktemp("finished")
+    made = []
+    build = parity.build
+    parity.build = lambda *a: made.append(build(*a)) or made[-1]
+    try:
+        summary = ppo_math.run(recipe(root, steps=4))
+    finally:
+        parity.build = build
+    return only_run(root), summary, made
+
+
+def test_a_run_leaves_a_whole_folder(finished):
+    folder, summary, _ = finished
+    assert set(SUMMARY_KEYS) == set(json.loads((folder / "summary.json").read_text()))
+    assert summary["finished"]
+    for name in ("config.json", "environment.json", "log.txt", "metrics.jsonl"):
+        assert (folder / name).stat().st_size > 0
+    assert (folder / "plots" / "learning_curve.png").stat().st_size > 10_000
+    assert list((folder / "tensorboard").iterdir())
+    (first, *_) = map(json.loads, (folder / "samples/step_000001.jsonl").open())
+    assert {"prompt", "completion", "ids", "logprobs", "reward", "stop"} <= set(first)
+    assert len(first["ids"]) == len(first["logprobs"])
+
+
+def test_the_log_prob_gap_is_exactly_zero_at_every_step(finished):
+    folder, summary, _ = finished
+    gaps = [r["parity/max_abs_diff"] for r in read_metrics(folder) if "tokens" in r]
+    assert gaps == [0.0] * 4
+    assert summary["parity_max_abs_diff"] == 0.0
+    assert summary["parity_tokens"] > 100
+
+
+def test_the_loop_has_two_jitted_functions_and_traces_none_of_them_again(finished):
+    folder, _, made = finished
+    (programs,) = made
+    # Buckets: three lengths of training streams; prompts of groups and prompts of an evaluation.
+    assert programs.ppo_step.traces <= 3
+    assert programs.sample.traces <= 2
+    in_loop = [line for line in (ROOT / "experiments/ppo_math.py").open() if "jit(" in line]
+    assert not in_loop
+
+
+def test_a_resumed_run_equals_one_in_a_single_go(finished, tmp_path):
+    whole, _, _ = finished
+    ppo_math.run(recipe(tmp_path, steps=2))
+    part = only_run(tmp_path)
+    ppo_math.run(recipe(tmp_path, steps=4), resume=str(part))
+
+    def rows(folder: Path) -> list[dict]:
+        kept = [r for r in read_metrics(folder) if "tokens" in r]
+        return [{k: v for k, v in r.items() if k not in CLOCK} for r in kept]
+
+    assert rows(part) == rows(whole)
+    for one, other in zip(*(_arrays(f / "checkpoints/step_000004") for f in (whole, part)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def _arrays(checkpoint: Path) -> list[np.ndarray]:
+    state = run_state._load(checkpoint, state=run_state.ocp.args.StandardRestore())["state"]
+    return [np.asarray(state[name]) for name in sorted(state)]
+
+
+def test_resuming_under_another_meaning_is_refused(finished, tmp_path):
+    folder, _, _ = finished
+    with pytest.raises(ValueError, match=r"adapter\.alpha: 32\.0 -> 16\.0"):
+        ppo_math.run(recipe(folder.parent, steps=6, adapter__alpha=16.0), resume=str(folder))
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, capsys):
+    def interrupt_after_a_step():
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline:
+            metrics = list(tmp_path.glob("*/metrics.jsonl"))
+            if metrics and '"step": 1' in metrics[0].read_text():
+                break
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt_after_a_step, daemon=True).start()
+    summary = ppo_math.run(recipe(tmp_path, steps=1000, evaluation__every_steps=1000))
+    folder = only_run(tmp_path)
+    assert not summary["finished"]
+    assert run_state.latest(folder / "checkpoints").path is not None
+    assert f"--resume {folder}" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_tiles_are_chosen_unasked_where_the_library_depends_on_shapes(tmp_path, monkeypatch):
+    # Without the option, reductions and exp go into library kernels together with the dots.
+    naive = compiler._OPTIONS["cpu", "fast"] | {
+        "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"
+    }
+    monkeypatch.setitem(compiler._OPTIONS, ("cpu", "fast"), naive)
+    summary = ppo_math.run(recipe(tmp_path, steps=1))
+    log = (only_run(tmp_path) / "log.txt").read_text()
+    assert "recipe 'tiles'" in log
+    assert summary["parity_max_abs_diff"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"base__path": "/nowhere"}, "does not exist"),
+        ({"task__jsonl": "/nowhere.jsonl"}, "does not exist"),
+        ({"sampler__max_prompt_tokens": 4}, r"max_prompt_tokens=4: .* has \d+ tokens"),
+        ({"sampler__prompts_per_step": 8_000_000}, "GB are free"),
+        ({"sampler__temperature": 0.0}, "greedy samples is refused"),
+        ({"sampler__group_size": 1}, "at least 2 samples"),
+        ({"ppo__micro_batches": 3}, "must divide the 32 rollouts"),
+        ({"adapter__targets": ("gate",)}, "never adapted"),
+        ({"mesh__data": 64}, "64 devices"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence_before_any_long_work(tmp_path, fields, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        ppo_math.run(recipe(tmp_path, **fields))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,161 @@
+"""Two tiny models with their two programs, compiled once for all tests of `rl`.
+
+`moe` has everything (experts, an adapter on every linear layer, the options of a run) and serves
+where numbers must agree exactly; `toy` is a dense layer that compiles fast, for all the rest.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from orbit_jax import compile as programs
+from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter, attach
+from orbit_jax.adapters.lora import LoRA
+from orbit_jax.config import OptimizerConfig, PPOConfig
+from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.init import freeze, init_weights
+from orbit_jax.model.stream import Stream
+from orbit_jax.rl import rollouts, sampler, step
+from orbit_jax.rl.advantages import group_relative
+from orbit_jax.rl.batch import Batch, make_batch
+from orbit_jax.rl.losses import ppo_clip
+from orbit_jax.rl.rollouts import Rollouts
+from orbit_jax.rl.sampler import Incoming, SamplerState
+from orbit_jax.rl.step import Critic, StepConfig, TrainState
+
+MOE = ModelConfig(
+    family="qwen3_moe",
+    vocab_size=64,
+    hidden_size=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate_size=32,
+    rms_norm_eps=1e-6,
+    rope_theta=1e4,
+    max_positions=64,
+    tie_word_embeddings=True,
+    qk_norm=True,
+    sparse=(True, True),
+    num_experts=4,
+    top_k=2,
+    expert_size=32,
+    norm_topk_prob=True,
+)
+TOY = dataclasses.replace(MOE, num_layers=1, sparse=(False,), num_experts=0, top_k=0)
+ROWS, SLOTS, STOPS = 24, 64, 4
+QUICK = {"xla_backend_optimization_level": 0}  # less than half the time to compile
+
+
+class Lab:
+    """A tiny model, its programs, and short ways to run them with what most tests want."""
+
+    rows, slots = ROWS, SLOTS
+
+    def __init__(self, model: ModelConfig, targets: Sequence[str], options: dict):
+        self.options = programs.options(model.recipe) | options
+        self.model, self.targets = model, tuple(targets)
+        make_base = jax.jit(lambda key: freeze(init_weights(model, key, scale=1.5)))
+        self.base = make_base(jax.random.key(0))
+        self.sample = self.jit(sampler.sample, "config filters", donate_argnames=("state",))
+        self.step = self.jit(
+            step.ppo_step, "config loss_fn advantage_fn", donate_argnames=("state",)
+        )
+        self.forward = self.jit(step._forward, "config")
+        self.values = self.jit(step._values, "config")
+
+    def jit(self, fn: Callable, static: str = "", **given: Any) -> programs.Program:
+        """A program with the options of this model's programs."""
+        return programs.jit(fn, self.options, static_argnames=static.split(), **given)
+
+    def adapter(self, seed: int = 1, size: float = 0.1, targets: Sequence[str] = ()) -> Adapter:
+        """A LoRA adapter with `size` times normal noise on every parameter; 0 leaves it fresh."""
+        targets = tuple(targets) or self.targets
+        adapter = attach(LoRA(8, 16.0), jax.random.key(seed), self.base, targets)
+        rng = np.random.default_rng(seed)
+        noisy = lambda p: p + size * rng.standard_normal(p.shape, np.float32)  # noqa: E731
+        return jax.tree.map(noisy, adapter)
+
+    def critic(self) -> Critic:
+        adapter = attach(LoRA(8, 16.0), jax.random.key(7), self.base, self.targets)
+        return Critic(adapter, jnp.zeros(self.model.hidden_size))
+
+    def empty(self, num_rows: int = ROWS) -> SamplerState:
+        return sampler.empty_state(self.model, num_rows, SLOTS, STOPS)
+
+    def generate(self, adapter: Adapter | None, num_rows: int = ROWS, **given: Any) -> Rollouts:
+        """Rollouts of four samples of each of six prompts, unless told otherwise."""
+        asked = {
+            "prompts": prompts(),
+            "group_size": 4,
+            "max_completion_tokens": 40,
+            "stop_ids": (0, 9),
+            "temperature": 1.0,
+            "seed": 0,
+            "step": 0,
+        } | given
+        state = self.empty(num_rows)
+        out, _ = rollouts.generate(self.sample, self.model, self.base, adapter, state, **asked)
+        return out
+
+    def advance(
+        self, adapter: Adapter, state: SamplerState, incoming: Incoming, max_steps: int
+    ) -> SamplerState:
+        """One call of the sampler; `state` is donated."""
+        return self.sample(self.model, self.base, adapter, state, incoming, np.int32(max_steps))
+
+    def batch(
+        self, sampled: Rollouts, rewards: np.ndarray | None = None, micro_batches: int = 1
+    ) -> Batch:
+        """A batch with random rewards unless some are given, always in the largest bucket."""
+        if rewards is None:
+            rewards = np.random.default_rng(0).random(len(sampled.lengths))
+        bucket = sampled.tokens.size // micro_batches
+        return make_batch(self.model, sampled, rewards, micro_batches, (bucket,))
+
+    def config(self, **given: Any) -> StepConfig:
+        """Step settings; a field of any of the three records is given by its name alone."""
+
+        def fill(kind: type, **defaults: Any) -> Any:
+            names = {f.name for f in dataclasses.fields(kind)}
+            return kind(**defaults | {k: given.pop(k) for k in list(given) if k in names})
+
+        ppo = fill(PPOConfig, kl="metric", scale_by_std=False)
+        rates = {"learning_rate": 1e-6, "warmup_steps": 0, "max_gradient_norm": 1e9}
+        return StepConfig(self.model, ppo, fill(OptimizerConfig, **rates), **given)
+
+    def state(self, config: StepConfig, policy: Adapter, **given: Any) -> TrainState:
+        """A fresh state; `critic` and `reference` by name."""
+        return step.init_state(config, policy, **{"critic": None} | given)
+
+    def train(
+        self,
+        config: StepConfig,
+        state: TrainState,
+        batch: Batch,
+        loss_fn: Any = ppo_clip,
+        advantage_fn: Any = group_relative,
+    ) -> tuple[TrainState, dict[str, np.ndarray]]:
+        """One step from a copy of `state`, so that a test may start from it again."""
+        state = jax.tree.map(jnp.copy, state)
+        return jax.device_get(self.step(config, self.base, state, batch, loss_fn, advantage_fn))
+
+    def logprobs(
+        self, adapter: Adapter | None, stream: Stream, temperature: float = 1.0
+    ) -> np.ndarray:
+        """The trainer's own log-probs [N] of a stream, each standing at the token it is of."""
+        config = StepConfig(self.model, PPOConfig(), OptimizerConfig())
+        out = self.forward(config, self.base, adapter, stream, np.float32(temperature))
+        return np.asarray(out[0])
+
+
+def prompts(count: int = 6, shortest: int = 10, longest: int = 16, seed: int = 0) -> list:
+    """Lists of ids without 0, which is padding and a stop id in these tests."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(shortest, longest + 1, count)
+    return [rng.integers(1, 64, n).tolist() for n in lengths]

@@ -1,0 +1,167 @@
+"""Sampler and trainer agree bit for bit, on the mixture of experts with the options of a run."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from lab import Lab, prompts
+
+from orbit_jax.model.stream import Stream
+from orbit_jax.rl.packing import pack
+from orbit_jax.rl.rollouts import Rollouts
+
+EXPERTS = ("experts.gate_proj", "experts.up_proj", "experts.down_proj")
+
+
+@pytest.fixture(scope="module")
+def adapter(moe: Lab):
+    return moe.adapter()
+
+
+@pytest.fixture(scope="module")
+def sampled(moe: Lab, adapter) -> Rollouts:
+    return moe.generate(adapter)
+
+
+def trainer_logprobs(moe: Lab, adapter, sampled: Rollouts) -> np.ndarray:
+    """The trainer's log-probs at the sampled places of a packed batch."""
+    batch = moe.batch(sampled)
+    stream = jax.tree.map(lambda x: x[0], batch.stream)
+    return moe.logprobs(adapter, stream, sampled.temperature)[batch.sampled[0]]
+
+
+def packed_logprobs(sampled: Rollouts) -> np.ndarray:
+    return np.concatenate([sampled.logprobs[i, on] for i, on in enumerate(sampled.sampled)])
+
+
+# A1, A3: the adapter that is asked for is the one that samples
+
+
+def test_the_sampler_runs_the_adapter_and_agrees_with_the_trainer_exactly(moe, adapter, sampled):
+    ours = packed_logprobs(sampled)
+    np.testing.assert_array_equal(ours, trainer_logprobs(moe, adapter, sampled))
+    base = trainer_logprobs(moe, None, sampled)
+    assert (ours != base).all()
+    assert np.abs(ours - base).mean() > 0.1
+
+
+def test_a_fresh_adapter_samples_from_the_base(moe):
+    sampled = moe.generate(moe.adapter(size=0))
+    np.testing.assert_array_equal(packed_logprobs(sampled), trainer_logprobs(moe, None, sampled))
+
+
+def test_an_adapter_on_experts_alone_changes_what_is_sampled(moe):
+    experts = moe.adapter(targets=EXPERTS)
+    sampled = moe.generate(experts)
+    ours = packed_logprobs(sampled)
+    np.testing.assert_array_equal(ours, trainer_logprobs(moe, experts, sampled))
+    assert (ours != trainer_logprobs(moe, None, sampled)).mean() > 0.99
+
+
+# A2: nothing that changes during a run is a constant of the program
+
+
+def test_another_adapter_or_temperature_changes_the_output_and_retraces_nothing(
+    moe, adapter, sampled
+):
+    traces = moe.sample.traces
+    other = moe.adapter(seed=2)
+    for changed in (moe.generate(other), moe.generate(adapter, temperature=0.6)):
+        assert not np.array_equal(changed.tokens, sampled.tokens)
+        assert not np.array_equal(changed.logprobs, sampled.logprobs)
+    assert moe.sample.traces == traces
+
+
+def test_the_fingerprint_tells_adapters_apart(moe, adapter, sampled):
+    nudged = jax.tree.map(lambda p: p, adapter)
+    leaf = nudged.params["layers"][0]["mlp"]["experts"]["up_proj"]["b"]
+    nudged.params["layers"][0]["mlp"]["experts"]["up_proj"]["b"] = leaf.at[1, 2, 3, 4].add(1e-6)
+    assert moe.generate(adapter, step=5).fingerprint == sampled.fingerprint
+    assert moe.generate(nudged).fingerprint != sampled.fingerprint
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_before_the_first_update_the_ratio_is_exactly_one(moe, adapter, temperature):
+    config = moe.config()
+    state = moe.state(config, adapter)
+    batch = moe.batch(moe.generate(adapter, temperature=temperature))
+    _, metrics = moe.train(config, state, batch)
+    assert metrics["parity/max_abs_diff"] == 0
+    assert metrics["parity/tokens"] == batch.sampled.sum() > 300
+    assert metrics["ratio/mean"] == metrics["ratio/max"] == 1
+    assert metrics["update/applied"] == 1
+    assert metrics["kl/reference_k3"] > 0.01  # to the base, from which the adapter differs
+    assert moe.step.traces == 1
+
+
+def test_a_run_of_three_steps_agrees_in_each_and_traces_each_program_once(moe):
+    """Lengths and prompts differ from step to step; shapes fall into one bucket."""
+    config = moe.config()
+    state = moe.state(config, moe.adapter(seed=4))
+    moe.train(config, state, moe.batch(moe.generate(state.policy)))
+    traces = moe.sample.traces, moe.step.traces
+    lengths = set()
+    for step in range(3):
+        asked = prompts(6, 8 + step, 16, seed=step)
+        sampled = moe.generate(state.policy, prompts=asked, step=step)
+        lengths.add(int(sampled.lengths.sum()))
+        before = state.policy
+        state, metrics = moe.train(config, state, moe.batch(sampled))
+        assert metrics["parity/max_abs_diff"] == 0
+        assert metrics["update/applied"] == 1
+        assert not np.array_equal(
+            jax.tree.leaves(before.params)[0], jax.tree.leaves(state.policy.params)[0]
+        )
+    assert len(lengths) == 3
+    assert (moe.sample.traces, moe.step.traces) == traces
+
+
+# T6: where a row lies changes nothing
+
+
+def test_a_row_has_the_same_logprobs_alone_and_in_any_company(moe, adapter):
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(1, 64, n).tolist() for n in (3, 7, 12)]
+
+    def logprobs(order: list[int], size: int, num_rows: int, first: int = 0, slots: int = 64):
+        """Of each row, the texts of `order` lying behind `first` tokens of padding."""
+        part = pack([(row, 0, texts[i]) for row, i in enumerate(order)], num_rows, 1, size)
+        stream = Stream(part.tokens, part.rows, part.positions, num_rows, slots)
+        stream = jax.tree.map(lambda x: np.roll(x, first), stream)
+        out = moe.logprobs(adapter, stream)
+        return {i: out[stream.rows == row][1:] for row, i in enumerate(order)}
+
+    alone = {}
+    for i in range(3):
+        alone |= logprobs([i], 48, 8)
+    assert [len(alone[i]) for i in range(3)] == [2, 6, 11]
+    companies = [
+        logprobs([0, 1, 2], 48, 8),
+        logprobs([2, 0, 1], 48, 8),
+        logprobs([1, 2, 0], 48, 8, first=26),  # padded on the left
+        logprobs([0, 1, 2], 48, 8, first=13),  # and on both sides
+        logprobs([1], 16, 1, slots=128),
+    ]
+    for company in companies:
+        for i, found in company.items():
+            np.testing.assert_array_equal(found, alone[i])
+
+
+# T10: so does how a batch is cut
+
+
+def test_logprobs_do_not_depend_on_the_micro_batch(moe, adapter, sampled):
+    batch = moe.batch(sampled, micro_batches=4)
+    parts = []
+    for m in range(4):
+        stream = jax.tree.map(lambda x, m=m: x[m], batch.stream)
+        parts.append(moe.logprobs(adapter, stream)[batch.sampled[m]])
+    np.testing.assert_array_equal(np.concatenate(parts), trainer_logprobs(moe, adapter, sampled))
+
+
+def test_a_row_of_another_temperature_has_other_logprobs(moe, adapter, sampled):
+    """The log-probs of the trainer follow the temperature that was sampled with."""
+    cooler = dataclasses.replace(sampled, temperature=0.5)
+    at_half, at_one = (trainer_logprobs(moe, adapter, s) for s in (cooler, sampled))
+    assert (at_half != at_one).all()
