@@ -16,7 +16,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config = ConfigDict()
     config.experiment = "ppo_math"  # first part of the run folder's name
     config.seed = 0  # of adapter, noise and problem order
-    config.steps = 100  # PPO steps
+    config.steps = 60  # PPO steps
     config.parity = "auto"  # log-prob recipe: auto, fast, tiles or corrected
 
     config.base = ConfigDict()
@@ -48,7 +48,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.task.grader_max_seconds = 5.0  # per answer, wall clock
 
     config.sampler = ConfigDict()
-    config.sampler.prompts_per_step = 64
+    config.sampler.prompts_per_step = 32
     config.sampler.group_size = 8  # rollouts of each prompt
     config.sampler.temperature = 1.0  # of training rollouts
     config.sampler.max_prompt_tokens = 20  # longer prompts are refused at the start
@@ -58,7 +58,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.ppo.advantage = "group_relative"  # or gae, which trains a critic
     config.ppo.epochs = 1  # passes over a step's rollouts
     config.ppo.minibatches = 1  # optimiser updates per pass
-    config.ppo.micro_batches = 4  # parts that are in memory one after another
+    config.ppo.micro_batches = 2  # parts that are in memory one after another
     config.ppo.remat = False  # recompute layers in the backward pass to save memory
     config.ppo.clip_low = 0.2  # the ratio may fall to 1 - clip_low
     config.ppo.clip_high = 0.28  # and rise to 1 + clip_high
@@ -77,8 +77,8 @@ def get_config(variant: str = "") -> ConfigDict:
     config.ppo.max_importance_weight = 2.0  # of the corrected recipe
 
     config.optimizer = ConfigDict()
-    config.optimizer.learning_rate = 1e-3  # AdamW, after warm-up
-    config.optimizer.critic_learning_rate = 1e-3
+    config.optimizer.learning_rate = 5e-4  # AdamW, after warm-up
+    config.optimizer.critic_learning_rate = 2e-3
     config.optimizer.warmup_steps = 5
     config.optimizer.b1 = 0.9
     config.optimizer.b2 = 0.99
@@ -91,7 +91,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.mesh.simulate = False  # simulate data x tensor devices on the CPU
 
     config.evaluation = ConfigDict()
-    config.evaluation.every_steps = 20
+    config.evaluation.every_steps = 10
     config.evaluation.problems = 128  # held-out ones during the run; before and after, all
 
     config.run = ConfigDict()

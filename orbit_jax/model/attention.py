@@ -91,7 +91,9 @@ def attend(
     if layout.row_of_block is None:
         rows, pick = (keys, values), lambda kv_of_row: kv_of_row
     else:
-        rows, pick = layout.row_of_block, lambda row: (keys[row], values[row])
+        # Each block adds to the gradient of its row's keys: in f32, as bf16 would lose bits.
+        wide = keys.astype(jnp.float32), values.astype(jnp.float32)
+        rows, pick = layout.row_of_block, lambda row: [x[row].astype(q.dtype) for x in wide]
 
     def block(xs: tuple) -> jax.Array:
         q, positions, row = xs

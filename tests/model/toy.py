@@ -99,12 +99,13 @@ class Rows:
         padding: Sequence[int] = (),
         num_slots: int | None = None,
         size: int | None = None,
+        shards: int = 1,
     ) -> tuple[Stream, np.ndarray]:
         """The rows of `order` (default: all), one after another; `padding[i]` pads before row i.
 
         Returns the stream and, for each of its tokens, the index `b * S + t` that it stands for
         (-1 for padding and for the last token of a row, whose right neighbour is not its own).
-        `size` pads the end up to that many tokens.
+        `size` pads the end up to that many tokens, in `shards` equal parts of whole rows.
         """
         order = range(len(self.lengths)) if order is None else order
         tokens, rows, positions, origin = [], [], [], []
@@ -116,12 +117,15 @@ class Rows:
             origin.extend([-1] * count)
 
         for i, b in enumerate(order):
+            if shards > 1 and i % (len(order) // shards) == 0:
+                pad(size * i // len(order) - len(tokens))
             pad(padding[i] if i < len(padding) else 0)
             length = int(self.lengths[b])
             tokens.extend(self.tokens[b, :length])
             rows.extend([i] * length)
             positions.extend(range(length))
-            origin.extend([b * self.tokens.shape[1] + t for t in range(length - 1)] + [-1])
+            first = b * self.tokens.shape[1]
+            origin.extend([*range(first, first + length - 1), -1][:length])
         if size is not None:
             pad(size - len(tokens))
         flat = (jnp.asarray(x, jnp.int32) for x in (tokens, rows, positions))
@@ -238,7 +242,8 @@ def cached_table(
     """Log-probs `[B * S]`: `prompts[b]` tokens of row b are prefilled, the others decoded."""
     b, s = rows.tokens.shape
     prompts = np.minimum(np.asarray(prompts, np.int32), rows.lengths - 1)
-    stream, origin = Rows(rows.tokens, prompts).stream(size=-(-int(prompts.sum()) // 16) * 16 + 16)
+    prompt_rows = Rows(rows.tokens, prompts)
+    stream, origin = prompt_rows.stream(size=b * s, shards=config.mesh.data)
     every = rows.temperature(np.arange(b * s)).reshape(b, s)
     decoded, after_prompt = cached_forward(config)(
         base,

@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from orbit_jax import compile as programs
-from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter, attach
+from orbit_jax.adapters.adapter import Adapter, attach
 from orbit_jax.adapters.lora import LoRA
 from orbit_jax.config import OptimizerConfig, PPOConfig
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.init import freeze, init_weights
 from orbit_jax.model.stream import Stream
+from orbit_jax.model.transformer import apply, logits
 from orbit_jax.rl import rollouts, sampler, step
 from orbit_jax.rl.advantages import group_relative
 from orbit_jax.rl.batch import Batch, make_batch
@@ -68,6 +69,7 @@ class Lab:
         )
         self.forward = self.jit(step._forward, "config")
         self.values = self.jit(step._values, "config")
+        self.words = self.jit(words_and_hidden, "config")
 
     def jit(self, fn: Callable, static: str = "", **given: Any) -> programs.Program:
         """A program with the options of this model's programs."""
@@ -107,7 +109,8 @@ class Lab:
         self, adapter: Adapter, state: SamplerState, incoming: Incoming, max_steps: int
     ) -> SamplerState:
         """One call of the sampler; `state` is donated."""
-        return self.sample(self.model, self.base, adapter, state, incoming, np.int32(max_steps))
+        args = (self.model, self.base, adapter, state, incoming, np.int32(max_steps))
+        return self.sample(*args, filters=False)
 
     def batch(
         self, sampled: Rollouts, rewards: np.ndarray | None = None, micro_batches: int = 1
@@ -152,6 +155,12 @@ class Lab:
         config = StepConfig(self.model, PPOConfig(), OptimizerConfig())
         out = self.forward(config, self.base, adapter, stream, np.float32(temperature))
         return np.asarray(out[0])
+
+
+def words_and_hidden(config: ModelConfig, base: dict, adapter: Adapter, stream: Stream) -> tuple:
+    """All logits [N, V] and hidden states [N, D], each standing at the token that was read last."""
+    hidden, _, _ = apply(config, base, adapter, stream)
+    return logits(base, hidden), hidden
 
 
 def prompts(count: int = 6, shortest: int = 10, longest: int = 16, seed: int = 0) -> list:

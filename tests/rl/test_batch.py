@@ -63,7 +63,9 @@ def test_every_token_keeps_its_id_its_place_and_its_logprob():
         row, at = 2 * m + batch.stream.rows[m, n], batch.stream.positions[m, n]
         assert batch.stream.tokens[m, n] == sampled.tokens[row, at]
         assert batch.sampled[m, n] == sampled.sampled[row, at]
-        assert batch.logprobs[m, n] == (sampled.logprobs[row, at] if sampled.sampled[row, at] else 0)
+        assert batch.logprobs[m, n] == (
+            sampled.logprobs[row, at] if sampled.sampled[row, at] else 0
+        )
         seen += 1
     assert seen == sampled.lengths.sum()
     assert batch.sampled.sum() == 4 + 2 + 13

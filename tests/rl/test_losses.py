@@ -24,9 +24,7 @@ def clip(ratio: float, advantage: float, **config) -> tuple[float, float, dict]:
 
 
 def test_temperature_divides_logits():
-    at_half = [
-        log_softmax_at(LOGITS, jnp.array([t]), jnp.array([0.5]))[0].item() for t in range(3)
-    ]
+    at_half = [log_softmax_at(LOGITS, jnp.array([t]), jnp.array([0.5]))[0].item() for t in range(3)]
     np.testing.assert_allclose(at_half, [-0.1429, -2.1429, -4.1429], atol=5e-5)
 
 
@@ -49,9 +47,7 @@ def test_entropy_is_that_of_the_tempered_distribution():
         (1.5, 0.0, 0.0, 0.0, 0),
     ],
 )
-def test_the_two_clips_cut_where_an_update_would_go_too_far(
-    ratio, advantage, loss, slope, clipped
-):
+def test_the_two_clips_cut_where_an_update_would_go_too_far(ratio, advantage, loss, slope, clipped):
     value, gradient, metrics = clip(ratio, advantage)
     assert value == pytest.approx(loss, rel=1e-6)
     assert gradient == pytest.approx(slope, rel=1e-6)
@@ -107,7 +103,7 @@ def test_kl_in_loss_has_the_exact_gradient_on_a_two_armed_bandit():
             drawn = jax.lax.stop_gradient(jnp.exp(logp))  # tokens come from p; p is not moved
             return (drawn * estimator(logp, reference)).sum()
 
-        return jax.value_and_grad(of)(theta)
+        return jax.jit(jax.value_and_grad(of))(theta)
 
     def exact(forward: bool):
         def of(theta: jax.Array) -> jax.Array:
@@ -115,7 +111,7 @@ def test_kl_in_loss_has_the_exact_gradient_on_a_two_armed_bandit():
             p, q = (logp, reference) if forward else (reference, logp)
             return (jnp.exp(p) * (p - q)).sum()
 
-        return jax.value_and_grad(of)(theta)
+        return jax.jit(jax.value_and_grad(of))(theta)
 
     (kl, gradient), (_, gradient_of_reverse) = exact(True), exact(False)
     assert np.abs(gradient - gradient_of_reverse).max() > 0.02  # the bandit tells them apart

@@ -9,7 +9,6 @@ import pytest
 from lab import Lab, prompts
 
 from orbit_jax.model.stream import Stream
-from orbit_jax.model.transformer import apply, logits
 from orbit_jax.rl import sampler
 from orbit_jax.rl.packing import pack
 from orbit_jax.rl.rollouts import Rollouts, admit_prompts
@@ -211,43 +210,65 @@ def test_a_shared_prompt_equals_one_that_each_row_processes(toy, adapter):
 # T3: turns and pauses
 
 
-def test_a_later_turn_equals_processing_everything_from_scratch(toy, adapter):
-    """Tool output goes behind three rows; ids, log-probs and cache are those of one long prompt."""
-    asked, noise = prompts(24), noise_ids(24)
+@pytest.fixture(scope="module")
+def turns(toy: Lab, adapter) -> tuple[SamplerState, SamplerState, dict[int, list[int]]]:
+    """Slots after a first turn of 10 tokens, after tool output and 12 more in three of them."""
     state = toy.empty()
-    incoming = admit(toy, state, asked, noise, max_completion_tokens=10)
+    incoming = admit(toy, state, prompts(24), noise_ids(24), max_completion_tokens=10)
     first = jax.device_get(state := toy.advance(adapter, state, incoming, 10))
-    assert (first.status == LENGTH).all()
     tool = {3: [50], 7: [51, 52, 53, 54], 20: list(range(40, 49))}
-    state = toy.advance(adapter, state, append(first, tool, room=12), 40)
-    second = jax.device_get(state)
+    second = toy.advance(adapter, state, append(first, tool, room=12), 40)
+    return first, jax.device_get(second), tool
 
-    scratch = toy.empty()
+
+def test_a_later_turn_equals_processing_everything_from_scratch(toy, adapter, turns):
+    """Ids, log-probs and cache behind tool output are those of one long prompt."""
+    first, second, tool = turns
+    assert (first.status == LENGTH).all()
     texts = [first.tokens[r, : first.lengths[r]].tolist() + ids for r, ids in tool.items()]
-    incoming = admit(toy, scratch, texts, [noise[r] for r in tool], max_completion_tokens=12)
-    scratch = jax.device_get(toy.advance(adapter, scratch, incoming, 40))
-    for i, (row, ids) in enumerate(tool.items()):
-        turn = slice(first.lengths[row] + len(ids), second.lengths[row])
-        assert turn.stop - turn.start == 12
-        assert second.tokens[row, : turn.start].tolist() == texts[i]
-        assert second.tokens[row, : turn.stop].tolist() == scratch.tokens[i, : turn.stop].tolist()
-        np.testing.assert_array_equal(second.logprobs[row, turn], scratch.logprobs[i, turn])
+    state = toy.empty()
+    noise = [noise_ids(24)[r] for r in tool]
+    incoming = admit(toy, state, texts, noise, max_completion_tokens=12)
+    scratch = jax.device_get(toy.advance(adapter, state, incoming, 40))
+    for i, row in enumerate(tool):
+        start, end = len(texts[i]), second.lengths[row]
+        assert end - start == 12
+        assert second.tokens[row, :start].tolist() == texts[i]
+        assert second.tokens[row, :end].tolist() == scratch.tokens[i, :end].tolist()
+        np.testing.assert_array_equal(
+            second.logprobs[row, start:end], scratch.logprobs[i, start:end]
+        )
         for kind in ("keys", "values"):
             ours, theirs = getattr(second.cache, kind), getattr(scratch.cache, kind)
-            known = turn.stop - 1
-            np.testing.assert_array_equal(ours[:, row, :, :known], theirs[:, i, :, :known])
-        # The record of the first turn stays; the tool's tokens are not the model's.
-        drawn = [False] * len(asked[row]) + [True] * 10 + [False] * len(ids) + [True] * 12
-        assert second.sampled[row, : turn.stop].tolist() == drawn
-        np.testing.assert_array_equal(
-            second.logprobs[row, : first.lengths[row]], first.logprobs[row, : first.lengths[row]]
-        )
-        assert (second.logprobs[row, first.lengths[row] : turn.start] == 0).all()
+            np.testing.assert_array_equal(ours[:, row, :, : end - 1], theirs[:, i, :, : end - 1])
+
+
+def test_a_later_turn_keeps_the_record_and_knows_whose_tokens_are_whose(turns):
+    first, second, tool = turns
+    for row, ids in tool.items():
+        before, end = first.lengths[row], second.lengths[row]
+        drawn_here = [False] * (before - 10) + [True] * 10 + [False] * len(ids) + [True] * 12
+        assert second.sampled[row, :end].tolist() == drawn_here
+        np.testing.assert_array_equal(second.logprobs[row, :before], first.logprobs[row, :before])
+        assert (second.logprobs[row, before : before + len(ids)] == 0).all()
+
+
+def test_a_later_turn_leaves_the_other_slots_alone(turns):
+    first, second, tool = turns
     others = [r for r in range(24) if r not in tool]
     for field in ("tokens", "lengths", "sampled", "logprobs", "status"):
-        np.testing.assert_array_equal(
-            getattr(second, field)[others], getattr(first, field)[others]
-        )
+        old, new = getattr(first, field), getattr(second, field)
+        np.testing.assert_array_equal(new[others], old[others])
+
+
+def test_the_trainer_agrees_on_all_turns_exactly(toy, adapter, turns):
+    _, state, _ = turns
+    rows, positions = np.indices(state.tokens.shape, np.int32)
+    known = positions < state.lengths[:, None]
+    flat = (x.reshape(-1) for x in (state.tokens, np.where(known, rows, Lab.rows), positions))
+    ours = toy.logprobs(adapter, Stream(*flat, *state.tokens.shape)).reshape(state.tokens.shape)
+    np.testing.assert_array_equal(ours[state.sampled], state.logprobs[state.sampled])
+    assert state.sampled.sum() == 24 * 10 + 3 * 12
 
 
 def test_pausing_and_going_on_gives_the_bits_of_one_call(toy, adapter):
@@ -267,6 +288,30 @@ def test_pausing_and_going_on_gives_the_bits_of_one_call(toy, adapter):
     assert toy.sample.traces == traces
 
 
+def test_finished_slots_are_refilled_while_others_go_on(toy, adapter):
+    """Every row has the bits that it has when nothing happens beside it."""
+    old, new = prompts(24), prompts(24, seed=1)
+    noise = [(0, 1, i, 0) for i in range(24)]
+    runs = []
+    for asked, ids in ((old, noise_ids(24)), (new, noise)):
+        state = toy.empty()
+        incoming = admit(toy, state, asked, ids, stop_ids=STOPS)
+        runs.append(jax.device_get(toy.advance(adapter, state, incoming, 40)))
+    state = toy.empty()
+    first = admit(toy, state, old, noise_ids(24), stop_ids=STOPS)
+    state = toy.advance(adapter, state, first, 15)
+    done = np.asarray(state.status) != RUNNING
+    assert 0 < done.sum() < 24
+    refill = admit(toy, state, new, noise, stop_ids=STOPS)
+    rows = np.where(np.append(done, False)[refill.stream.rows], refill.stream.rows, 24)
+    refill = refill.replace(stream=refill.stream.replace(rows=rows), update=done, fresh=done)
+    state = jax.device_get(toy.advance(adapter, state, refill, 40))
+    for field in ("tokens", "lengths", "sampled", "logprobs", "status"):
+        before, after = (getattr(run, field) for run in runs)
+        expected = np.where(done.reshape(-1, *[1] * (before.ndim - 1)), after, before)
+        np.testing.assert_array_equal(getattr(state, field), expected)
+
+
 def test_decoding_stops_when_all_rows_have(toy, adapter, monkeypatch):
     drawn = []
     real = sampler._draw
@@ -276,7 +321,7 @@ def test_decoding_stops_when_all_rows_have(toy, adapter, monkeypatch):
         return real(*args)
 
     monkeypatch.setattr(sampler, "_draw", counting)
-    sample = functools.partial(jax.jit(sampler.sample, static_argnums=0), toy.model, toy.base)
+    sample = functools.partial(toy.jit(sampler.sample, "config"), toy.model, toy.base)
     state = toy.empty(8)
     incoming = admit(toy, state, prompts(5), noise_ids(5), max_completion_tokens=6)
     state = sample(adapter, state, incoming, np.int32(40))
@@ -326,17 +371,12 @@ def test_a_prompt_that_leaves_no_room_is_one_clear_error(toy, adapter, length):
 def tempered(toy: Lab, adapter):
     """Logits of the whole vocabulary [B, S, V], each standing at the token that it is for."""
 
-    def run(base: dict, stream: Stream) -> jax.Array:
-        hidden, _, _ = apply(toy.model, base, adapter, stream)
-        return logits(base, hidden)
-
-    run = toy.jit(run)
-
     def of(sampled: Rollouts) -> np.ndarray:
         rows, positions = np.indices(sampled.tokens.shape, np.int32)
         rows = np.where(positions < sampled.lengths[:, None], rows, Lab.rows)
         flat = (x.reshape(-1) for x in (sampled.tokens, rows, positions))
-        out = np.asarray(run(toy.base, Stream(*flat, *sampled.tokens.shape)), np.float64)
+        out, _ = toy.words(toy.model, toy.base, adapter, Stream(*flat, *sampled.tokens.shape))
+        out = np.asarray(out, np.float64)
         return np.roll(out.reshape(*sampled.tokens.shape, -1), 1, axis=1)
 
     return of
@@ -386,6 +426,9 @@ def test_greedy_takes_the_likeliest_and_reports_temperature_one(toy, adapter, te
         assert len({tuple(sampled.completion(i)) for i in rows}) == 1
 
 
+kept_by = jax.jit(sampler._kept)
+
+
 @pytest.mark.parametrize(
     ("top_k", "top_p", "kept"),
     [
@@ -403,5 +446,5 @@ def test_greedy_takes_the_likeliest_and_reports_temperature_one(toy, adapter, te
 )
 def test_filters_keep_what_their_names_say(top_k, top_p, kept):
     scores = jnp.array([[2.0, 1.0, 0.0], [0.0, 2.0, 1.0]])
-    found = sampler._kept(scores, jnp.full(2, top_k), jnp.full(2, top_p, jnp.float32))
+    found = kept_by(scores, jnp.full(2, top_k), jnp.full(2, top_p, jnp.float32))
     assert found.astype(int).tolist() == [kept, np.roll(kept, 1).tolist()]

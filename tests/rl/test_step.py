@@ -11,7 +11,6 @@ from lab import Lab, prompts
 
 from orbit_jax.config import PPOConfig
 from orbit_jax.model.stream import Stream
-from orbit_jax.model.transformer import apply, logits
 from orbit_jax.rl import losses
 from orbit_jax.rl.advantages import generalised, group_relative
 from orbit_jax.rl.batch import Batch
@@ -225,9 +224,7 @@ def test_advantages_outside_the_mask_change_nothing(
 ):
     """NaN advantages outside the mask, and a KL term of value and slope 0."""
     expected, before = toy.train(config, state, with_tool_tokens)
-    after, metrics = toy.train(
-        *with_reference, with_tool_tokens, advantage_fn=junk_at_tool_tokens
-    )
+    after, metrics = toy.train(*with_reference, with_tool_tokens, advantage_fn=junk_at_tool_tokens)
     assert metrics["update/applied"] == 1
     assert metrics["loss/policy"] == pytest.approx(before["loss/policy"], rel=1e-5)
     assert_close(moments(after), moments(expected), rtol=1e-3)
@@ -268,9 +265,7 @@ def test_groups_without_variance_give_exactly_no_gradient(toy, config, state, ba
     assert metrics["reward/infra_failures"] == 1
 
 
-def test_a_fully_masked_batch_moves_neither_the_adapter_nor_its_moments(
-    toy, config, batch, plain
-):
+def test_a_fully_masked_batch_moves_neither_the_adapter_nor_its_moments(toy, config, batch, plain):
     state = plain[0]  # its moments are not zero, so that decay would show
     batch = batch.replace(fingerprint=np.uint32(toy.generate(state.policy).fingerprint))
     masked = rewards_of(batch, dict.fromkeys(range(Lab.rows), NAN))
@@ -356,9 +351,7 @@ def test_one_update_needs_no_extra_forward(plain):
     assert plain[1]["parity/extra_forwards"] == 0
 
 
-def test_a_minibatch_without_tokens_is_skipped_and_the_others_go_on(
-    toy, adapter, sampled, epochs
-):
+def test_a_minibatch_without_tokens_is_skipped_and_the_others_go_on(toy, adapter, sampled, epochs):
     order = np.asarray(_micro_batch_order(epochs, jnp.int32(0), 4))
     batch = toy.batch(sampled, micro_batches=4)
     lost = [6 * m + r for m in order[0] for r in range(6)]
@@ -390,6 +383,17 @@ def test_a_gap_is_seen_before_the_first_of_several_updates(toy, adapter, sampled
     assert_nothing_moved(state, after, metrics)
 
 
+@pytest.mark.parametrize("junk", [1e3, NAN])
+def test_logprobs_outside_the_mask_are_no_gap(toy, adapter, sampled, epochs, junk):
+    """With several updates the gap is measured apart from the loss."""
+    batch = toy.batch(sampled, micro_batches=4)
+    dirty = batch.replace(logprobs=np.where(batch.sampled, batch.logprobs, np.float32(junk)))
+    state = toy.state(epochs, adapter)
+    clean = toy.train(epochs, state, batch)
+    assert clean[1]["update/applied"] == 1
+    assert same_bits(toy.train(epochs, state, dirty), clean)
+
+
 # Updates that must not happen
 
 
@@ -403,7 +407,7 @@ def nudged(batch: Batch, by: float = 1e-3) -> Batch:
 @pytest.mark.parametrize("by", [1e-3, -1e-6, NAN, INF])
 def test_a_gap_deselects_the_update(toy, config, state, batch, by):
     after, metrics = toy.train(config, state, nudged(batch, by))
-    assert not metrics["parity/max_abs_diff"] == 0
+    assert metrics["parity/max_abs_diff"] != 0
     assert_nothing_moved(state, after, metrics)
 
 
@@ -433,21 +437,37 @@ def test_a_gradient_that_is_not_finite_is_deselected(toy, config, state, batch):
 # Corrected: importance weights where log-probs cannot agree
 
 
+@pytest.fixture(scope="module")
+def corrected(toy: Lab) -> StepConfig:
+    return toy.config(exact=False, kl="reward", kl_coefficient=0.1)
+
+
 def test_a_gap_is_corrected_by_importance_weights_where_exactness_is_not_asked(
-    toy, adapter, batch
+    toy, adapter, batch, corrected
 ):
     """Had the sampler drawn with 1/1.5 (1/8) of the trainer's probability, tokens weigh 1.5 (2)."""
-    config = toy.config(exact=False, kl="off")
-    state = toy.state(config, adapter)
-    expected, _ = toy.train(config, state, batch)
+    state = toy.state(corrected, adapter)
+    expected, _ = toy.train(corrected, state, batch)
     for factor, weight in ((1.5, 1.5), (8.0, 2.0)):
         logprobs = np.where(batch.sampled, batch.logprobs - np.float32(np.log(factor)), 0)
-        after, metrics = toy.train(config, state, batch.replace(logprobs=logprobs))
+        after, metrics = toy.train(corrected, state, batch.replace(logprobs=logprobs))
         assert metrics["update/applied"] == 1
         assert metrics["parity/max_abs_diff"] == pytest.approx(np.log(factor), rel=1e-4)
         assert metrics["ratio/mean"] == pytest.approx(1, abs=1e-6)
         scaled = jax.tree.map(lambda m, w=weight: w * m, moments(expected))
-        assert_close(moments(after), scaled, rtol=1e-2)
+        assert_close(moments(after), scaled, rtol=2e-2)
+
+
+def test_kl_in_the_reward_lowers_it_token_by_token(toy, adapter, batch, corrected):
+    """With equal rewards a row is as good as its KL to the base is low."""
+    flat = rewards_of(batch, dict.fromkeys(range(Lab.rows), 1.0))
+    _, metrics = toy.train(corrected, toy.state(corrected, adapter), flat)
+    stream = jax.tree.map(lambda x: x[0], batch.stream)
+    on = batch.sampled[0]
+    ours, base = (toy.logprobs(a, stream)[on].astype(np.float64) for a in (adapter, None))
+    score = -0.1 * np.bincount(stream.rows[on], ours - base, Lab.rows).reshape(6, 4)
+    advantages = (score - score.mean(axis=1, keepdims=True)).reshape(-1)
+    assert metrics["loss/policy"] == pytest.approx(-advantages[stream.rows[on]].mean(), rel=1e-3)
 
 
 # T5: what stands where
@@ -456,17 +476,16 @@ def test_a_gap_is_corrected_by_importance_weights_where_exactness_is_not_asked(
 def test_logprobs_and_values_stand_at_the_token_that_follows_what_they_saw(toy, adapter):
     """Against each prefix of a text run by itself, its last state turned into words and a value."""
     text = np.random.default_rng(0).integers(1, 64, 8).tolist()
-    part = pack([(t, 0, text[:t]) for t in range(1, 9)], 9, 1, 48)
-    prefixes = Stream(part.tokens, part.rows, part.positions, 9, 64)
-    part = pack([(0, 0, text)], 9, 1, 48)
-    whole = Stream(part.tokens, part.rows, part.positions, 9, 64)
+
+    def stream(pieces: list) -> Stream:
+        part = pack(pieces, Lab.rows, 1, Lab.rows * Lab.slots)
+        return Stream(part.tokens, part.rows, part.positions, Lab.rows, Lab.slots)
+
+    prefixes, whole = stream([(t, 0, text[:t]) for t in range(1, 9)]), stream([(0, 0, text)])
     critic = toy.critic().replace(adapter=adapter, head=jnp.linspace(-1, 1, 32))
-
-    def last_states(base: dict, stream: Stream):
-        hidden, _, _ = apply(toy.model, base, adapter, stream)
-        return logits(base, hidden), hidden
-
-    words, hidden = (np.asarray(x, np.float64) for x in toy.jit(last_states)(toy.base, prefixes))
+    words, hidden = (
+        np.asarray(x, np.float64) for x in toy.words(toy.model, toy.base, adapter, prefixes)
+    )
     logprobs = toy.logprobs(adapter, whole, temperature=0.5)
     before, after = toy.values(toy.config(), toy.base, critic, whole)
     for t in range(1, 8):
@@ -490,7 +509,7 @@ def test_a_critic_learns_a_constant_reward(toy, adapter, batch):
     first = state = toy.state(config, adapter, critic=toy.critic())
     batch = rewards_of(batch, dict.fromkeys(range(Lab.rows), 1.0))
     history = []
-    for _ in range(30):
+    for _ in range(20):
         state, metrics = toy.train(config, state, batch, advantage_fn=generalised)
         assert metrics["update/applied"] == 1
         assert metrics["parity/max_abs_diff"] == 0

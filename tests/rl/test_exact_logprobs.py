@@ -124,24 +124,25 @@ def test_a_row_has_the_same_logprobs_alone_and_in_any_company(moe, adapter):
     rng = np.random.default_rng(0)
     texts = [rng.integers(1, 64, n).tolist() for n in (3, 7, 12)]
 
-    def logprobs(order: list[int], size: int, num_rows: int, first: int = 0, slots: int = 64):
+    def logprobs(order: list[int], num_rows: int = 6, first: int = 0):
         """Of each row, the texts of `order` lying behind `first` tokens of padding."""
-        part = pack([(row, 0, texts[i]) for row, i in enumerate(order)], num_rows, 1, size)
-        stream = Stream(part.tokens, part.rows, part.positions, num_rows, slots)
+        pieces = [(row, 0, texts[i]) for row, i in enumerate(order)]
+        part = pack(pieces, num_rows, 1, num_rows * Lab.slots)
+        stream = Stream(part.tokens, part.rows, part.positions, num_rows, Lab.slots)
         stream = jax.tree.map(lambda x: np.roll(x, first), stream)
         out = moe.logprobs(adapter, stream)
         return {i: out[stream.rows == row][1:] for row, i in enumerate(order)}
 
     alone = {}
     for i in range(3):
-        alone |= logprobs([i], 48, 8)
+        alone |= logprobs([i])
     assert [len(alone[i]) for i in range(3)] == [2, 6, 11]
     companies = [
-        logprobs([0, 1, 2], 48, 8),
-        logprobs([2, 0, 1], 48, 8),
-        logprobs([1, 2, 0], 48, 8, first=26),  # padded on the left
-        logprobs([0, 1, 2], 48, 8, first=13),  # and on both sides
-        logprobs([1], 16, 1, slots=128),
+        logprobs([0, 1, 2]),
+        logprobs([2, 0, 1]),
+        logprobs([1, 2, 0], first=362),  # padded on the left
+        logprobs([0, 1, 2], first=13),  # and on both sides
+        logprobs([2, 1, 0], num_rows=Lab.rows),
     ]
     for company in companies:
         for i, found in company.items():

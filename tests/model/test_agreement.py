@@ -1,0 +1,176 @@
+"""Log-probs are the same bits whichever way a token is computed: the promise that RL rests on.
+
+Every comparison is with the full forward pass over all rows, and the largest difference is 0.0.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+import toy
+
+from orbit_jax.adapters.adapter import Adapter
+from orbit_jax.model.config import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model with the rows that go through it. `copied`: what is compared uses a working copy."""
+
+    config: ModelConfig
+    num_rows: int = 6
+    num_slots: int = 64
+    dense_bits: int = 16
+    copied: bool = False
+
+    @functools.cached_property
+    def base(self) -> dict:
+        return toy.make_base(self.config, self.dense_bits)
+
+    @functools.cached_property
+    def compared_base(self) -> dict:
+        return jax.jit(toy.with_working_copy)(self.base) if self.copied else self.base
+
+    @functools.cached_property
+    def adapter(self) -> Adapter:
+        return toy.make_adapter(self.base)
+
+    @functools.cached_property
+    def rows(self) -> toy.Rows:
+        return toy.Rows.draw(self.config, self.num_rows, self.num_slots)
+
+    def forward(self, base: dict, **how) -> np.ndarray:
+        stream, origin = self.rows.stream(**how)
+        temperature = self.rows.temperature(origin)
+        logprobs = toy.training_forward(self.config)(base, self.adapter, stream, temperature)
+        return toy.table(self.rows, origin, logprobs)
+
+    @functools.cached_property
+    def full(self) -> np.ndarray:
+        """All rows in order, nothing but a few padding tokens at the end."""
+        return self.forward(self.base, size=self.num_rows * self.num_slots)
+
+
+CASES = {
+    "moe": Case(toy.MOE),
+    "dense, packed in 4 bits, without q/k norm, untied, 4 queries per key": Case(
+        dataclasses.replace(
+            toy.DENSE,
+            num_kv_heads=1,
+            head_dim=64,
+            qk_norm=False,
+            tie_word_embeddings=False,
+            vocab_size=101,
+        ),
+        num_rows=5,
+        dense_bits=4,
+    ),
+    "mixed stacks, rows cut into blocks of queries, small chunks, working copy": Case(
+        dataclasses.replace(
+            toy.MOE,
+            num_layers=3,
+            sparse=(False, True, True),
+            num_kv_heads=4,
+            head_dim=16,
+            norm_topk_prob=False,
+            top_k=3,
+            query_chunk=16,
+            head_chunk=64,
+            expert_block=16,
+        ),
+        num_rows=3,
+        num_slots=128,
+        copied=True,
+    ),
+    "fixed row tiles": Case(
+        dataclasses.replace(toy.MOE, recipe="tiles", num_kv_heads=1, head_dim=128), num_rows=5
+    ),
+}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+moe_and_tiles = pytest.mark.parametrize(
+    "case", [CASES["moe"], CASES["fixed row tiles"]], ids=["moe", "tiles"]
+)
+
+
+@every_case
+def test_the_logprobs_are_worth_comparing(case: Case):
+    known = case.full[~np.isnan(case.full)]
+    assert len(known) == case.rows.lengths.sum() - case.num_rows
+    assert np.isfinite(known).all()
+    assert known.std() > 1
+
+
+@every_case
+def test_decoding_token_by_token_equals_the_full_forward(case: Case):
+    prompts = [0] * case.num_rows
+    decoded = toy.cached_table(case.config, case.compared_base, case.adapter, case.rows, prompts)
+    assert toy.largest_gap(case.full, decoded) == 0.0
+    np.testing.assert_array_equal(np.isnan(decoded), np.isnan(case.full))
+
+
+@every_case
+def test_a_prefilled_prompt_and_what_is_decoded_after_it_equal_the_full_forward(case: Case):
+    prompts = [40, 1, 17, 0, 63, 5][: case.num_rows]
+    table = toy.cached_table(case.config, case.compared_base, case.adapter, case.rows, prompts)
+    assert toy.largest_gap(case.full, table) == 0.0
+    # Only what follows a prompt's last token is not in the prompt's stream.
+    assert 0 < np.isnan(table).sum() - np.isnan(case.full).sum() <= case.num_rows
+
+
+@every_case
+def test_row_order_and_padding_anywhere_change_nothing(case: Case):
+    order = np.random.default_rng(3).permutation(case.num_rows)
+    size = case.num_rows * case.num_slots
+    moved = case.forward(case.base, order=order, padding=[3, 0, 1, 7], size=size)
+    assert toy.largest_gap(case.full, moved) == 0.0
+
+
+@moe_and_tiles
+def test_a_smaller_micro_batch_with_more_slots_changes_nothing(case: Case):
+    some = case.forward(case.base, order=[4, 1], num_slots=128)
+    assert toy.largest_gap(case.full, some) == 0.0
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_the_forward_of_a_gradient_equals_the_full_forward(remat):
+    case = CASES["moe"]
+    logprobs, gradient = differentiate(case, remat)
+    assert toy.largest_gap(case.full, logprobs) == 0.0
+    assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in jax.tree.leaves(gradient))
+
+
+def test_the_forward_of_a_gradient_of_a_dense_model_equals_the_full_forward():
+    case = CASES["dense, packed in 4 bits, without q/k norm, untied, 4 queries per key"]
+    assert toy.largest_gap(case.full, differentiate(case, True)[0]) == 0.0
+
+
+def test_remat_does_not_change_the_gradient():
+    plain, again = (differentiate(CASES["moe"], remat)[1] for remat in (False, True))
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(again), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-2 * np.abs(a).max())
+
+
+@functools.cache
+def differentiate(case: Case, remat: bool) -> tuple[np.ndarray, dict]:
+    stream, origin = case.rows.stream(size=case.num_rows * case.num_slots)
+    temperature = case.rows.temperature(origin)
+    logprobs, gradient = toy.training_gradient(case.config, remat)(
+        case.base, case.adapter, stream, temperature
+    )
+    return toy.table(case.rows, origin, logprobs), jax.device_get(gradient)
+
+
+def test_rows_do_not_see_each_other_nor_a_token_its_future():
+    case = CASES["moe"]
+    tokens = case.rows.tokens.copy()
+    tokens[2] = (tokens[2] + 1) % case.config.vocab_size
+    tokens[0, 30:] = (tokens[0, 30:] + 1) % case.config.vocab_size
+    changed = dataclasses.replace(case, num_rows=case.num_rows)
+    changed.__dict__["rows"] = toy.Rows(tokens, case.rows.lengths)
+    full, other = (c.full.reshape(tokens.shape) for c in (case, changed))
+    np.testing.assert_array_equal(other[[1, 3, 4, 5]], full[[1, 3, 4, 5]])
+    # The log-prob at 29 is of the changed token at 30.
+    np.testing.assert_array_equal(other[0, :29], full[0, :29])
+    assert (other[0, 29:-1] != full[0, 29:-1]).all()

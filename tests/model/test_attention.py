@@ -1,0 +1,152 @@
+"""Attention: against plain numpy, and the same bits for a query alone as among many."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from orbit_jax.model.attention import attend, by_slot, rope_angles, rotate
+from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.stream import Stream, lay_out, regroup
+
+B, S = 3, 64
+LENGTHS = (64, 37, 5)
+
+
+def model(head_dim: int, queries_per_kv: int, **changes) -> ModelConfig:
+    return dataclasses.replace(
+        toy.MOE, num_kv_heads=2, num_heads=2 * queries_per_kv, head_dim=head_dim, **changes
+    )
+
+
+def whole_rows() -> Stream:
+    """Rows of LENGTHS, with padding between them."""
+    rows = [b for b in range(B) for _ in range(LENGTHS[b])] + [B] * 6
+    positions = [t for b in range(B) for t in range(LENGTHS[b])] + [0] * 6
+    order = np.argsort(np.r_[np.arange(64), 70 + np.arange(42), 64 + np.arange(6)], kind="stable")
+    rows, positions = (np.asarray(x, np.int32)[order] for x in (rows, positions))
+    return Stream(np.zeros_like(rows), rows, positions, B, S)
+
+
+@functools.cache
+def tensors(config: ModelConfig, dtype: str) -> tuple[np.ndarray, ...]:
+    """Queries `[N, H, hd]`, keys and values `[N, K, hd]` of `whole_rows`."""
+    rng = np.random.default_rng(0)
+    n = len(whole_rows().rows)
+    shapes = [(n, h, config.head_dim) for h in (config.num_heads, 2, 2)]
+    return tuple(rng.standard_normal(s, np.float32).astype(jnp.dtype(dtype)) for s in shapes)
+
+
+def attention(config: ModelConfig, queries: Stream, q, everything: Stream, k, v) -> jax.Array:
+    """`queries` attend to the keys and values of `everything`."""
+    layout = lay_out(config, everything, 2)
+    keys, values = by_slot(layout, everything, k), by_slot(layout, everything, v)
+    return attend(config, lay_out(config, queries, 2), q, keys, values)
+
+
+program = toy.programs.jit(attention, toy.programs.options("fast"), static_argnames=("config",))
+
+
+def reference(config: ModelConfig, stream: Stream, q, k, v) -> np.ndarray:
+    """A loop over tokens and heads, in f64."""
+    out = np.zeros((len(q), config.num_heads, config.head_dim))
+    for n in np.flatnonzero(stream.rows < B):
+        seen = (stream.rows == stream.rows[n]) & (stream.positions <= stream.positions[n])
+        for h in range(config.num_heads):
+            kv = h // config.queries_per_kv
+            scores = k[seen, kv].astype(np.float64) @ q[n, h].astype(np.float64)
+            weights = np.exp(scores / np.sqrt(config.head_dim))
+            out[n, h] = (weights / weights.sum()) @ v[seen, kv].astype(np.float64)
+    return out.reshape(len(q), -1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"query_chunk": 16}, {"query_chunk": 24}, {"recipe": "tiles", "tile_rows": 16}],
+    ids=["whole rows", "blocks", "blocks of an odd size", "tiles"],
+)
+def test_agrees_with_a_loop_over_tokens(changes):
+    config = model(16, 2, compute_dtype="float32", **changes)
+    stream = whole_rows()
+    q, k, v = tensors(config, "float32")
+    out = jax.jit(attention, static_argnums=0)(config, stream, q, stream, k, v)
+    valid = np.asarray(stream.valid)
+    expected = reference(config, stream, q, k, v)
+    np.testing.assert_allclose(out[valid], expected[valid], rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_through_blocks_equal_those_through_whole_rows():
+    stream = whole_rows()
+    grads = []
+    for chunk in (16, 128):
+        config = model(16, 2, compute_dtype="float32", query_chunk=chunk)
+        q, k, v = tensors(config, "float32")
+
+        def loss(q, k, v, config=config):
+            return jnp.sin(attention(config, stream, q, stream, k, v)).sum()
+
+        grads.append(jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v))
+    for a, b in zip(*grads, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "queries_per_kv"), [(16, 1), (128, 1), (64, 2), (80, 3), (32, 4), (64, 7)]
+)
+def test_a_query_alone_has_the_bits_that_it_has_among_many(head_dim, queries_per_kv):
+    config = model(head_dim, queries_per_kv)
+    stream = whole_rows()
+    q, k, v = tensors(config, "bfloat16")
+    together = np.asarray(program(config, stream, q, stream, k, v))
+    blocks = dataclasses.replace(config, query_chunk=16)
+    np.testing.assert_array_equal(program(blocks, stream, q, stream, k, v), together)
+    for positions in ([63, 20, 4], [0, 36, 2]):
+        positions = np.asarray(positions, np.int32)
+        at = [
+            np.flatnonzero((stream.rows == b) & (stream.positions == t))[0]
+            for b, t in enumerate(positions)
+        ]
+        rows = np.arange(B, dtype=np.int32)
+        decode = Stream(rows, rows, positions, B, S, decode=True)
+        alone = program(config, decode, q[at], stream, k, v)
+        np.testing.assert_array_equal(alone, together[at])
+
+
+def test_more_slots_behind_a_row_change_nothing():
+    config = model(32, 2)
+    stream = whole_rows()
+    q, k, v = tensors(config, "bfloat16")
+    few = program(config, stream, q, stream, k, v)
+    for slots in (128, 192):
+        longer = stream.replace(num_slots=slots)
+        np.testing.assert_array_equal(program(config, longer, q, longer, k, v), few)
+
+
+def test_rotary_angles_are_those_of_the_positions():
+    config = model(32, 1)
+    stream = whole_rows()
+    cos, sin = rope_angles(config, stream)
+    inverse = config.rope_theta ** (-np.arange(16) / 16)
+    angles = stream.positions[:, None] * inverse
+    np.testing.assert_allclose(cos, np.cos(angles), atol=1e-6)
+    np.testing.assert_allclose(sin, np.sin(angles), atol=1e-6)
+    # A rotation keeps lengths, and products depend on the distance alone.
+    x = np.ones((len(stream.rows), 1, 32), np.float32)
+    turned = np.asarray(rotate(jnp.asarray(x), cos, sin))[:, 0]
+    np.testing.assert_allclose((turned**2).sum(axis=1), 32, rtol=1e-5)
+    row = turned[stream.rows == 0]
+    np.testing.assert_allclose(row[3] @ row[10], row[40] @ row[47], rtol=1e-4)
+
+
+def test_regroup_and_its_gradient():
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    take = np.array([2, 0, 9, 2, 3])
+    back = np.array([[1, 9], [9, 9], [0, 3], [4, 9]])
+    out, backward = jax.vjp(lambda x: regroup(x, take, back), x)
+    np.testing.assert_array_equal(out, [x[2], x[0], 0 * x[0], x[2], x[3]])
+    g = np.arange(15, dtype=np.float32).reshape(5, 3)
+    np.testing.assert_array_equal(backward(g)[0], [g[1], 0 * g[0], g[0] + g[3], g[4]])
