@@ -62,6 +62,7 @@ class PPOConfig:
     epochs: int = 1
     minibatches: int = 1
     micro_batches: int = 1
+    token_buckets: tuple[float, ...] = (0.375, 0.75, 1.0)
     remat: bool = False
     clip_low: float = 0.2
     clip_high: float = 0.28
@@ -191,8 +192,8 @@ def _read(kind: type, given: dict, path: str) -> Any:
 
 def _typed(default: Any, value: Any, path: str) -> Any:
     if isinstance(default, tuple):
-        if isinstance(value, str) or not all(isinstance(v, str) for v in value):
-            raise ValueError(f"{path}={value!r}: expected a list of names, such as {default[:2]}")
+        if isinstance(value, str) or not all(isinstance(v, type(default[0])) for v in value):
+            raise ValueError(f"{path}={value!r}: expected a list such as {default[:2]}")
         return tuple(value)
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -254,6 +255,12 @@ def _validate(config: Config) -> None:
         "sampler.group_size",
         "a group-relative advantage needs at least 2 samples a prompt; raise it, or use "
         'ppo.advantage="gae"',
+    )
+    require(
+        config.ppo.token_buckets[-1:] == (1.0,)
+        and all(0 < share <= 1 for share in config.ppo.token_buckets),
+        "ppo.token_buckets",
+        "must be shares above 0, the last of them 1.0, which holds any batch",
     )
     require(
         config.ppo.dual_clip == 0 or config.ppo.dual_clip > 1,

@@ -60,7 +60,7 @@ class Adapter:
     method: Method = struct.field(pytree_node=False)
 
     def cast(self, dtype: jnp.dtype) -> "Adapter":
-        """The copy that the forward pass sees; gradients flow back to the f32 master."""
+        """The copy that the forward pass sees, made once for a whole decoding loop."""
         return self.replace(params=jax.tree.map(lambda p: p.astype(dtype), self.params))
 
 
@@ -73,8 +73,10 @@ def attach(
     `mlp.gate_proj` and `mlp.experts.gate_proj`, `experts.gate_proj` only the latter.
 
     Raises:
-      ValueError: for a target that matches no weight, or that names the router.
+      ValueError: for no target at all, one that matches no weight, or one that names the router.
     """
+    if not targets:
+        raise ValueError("adapter.targets is empty: name at least one linear layer")
     unused = set(targets)
 
     def walk(tree: dict, path: tuple[str, ...]) -> dict:
@@ -138,12 +140,19 @@ def merge(adapter: Adapter, weights: dict) -> dict:
 def fingerprint(tree: dict) -> jax.Array:
     """A uint32 checksum of a tree of f32 arrays: which adapter produced a rollout.
 
-    Each element's bits are multiplied by an odd number that depends on its place, so that a swap or
-    a single changed bit shows. Exact for any sharding (integer sums wrap the same in any order).
+    Each element's bits are mixed with its place, so that any changed bit and any swap shows. Exact
+    for any sharding (integer sums wrap the same in any order).
     """
     total = jnp.uint32(0)
-    for i, leaf in enumerate(jax.tree.leaves(tree)):
+    for leaf in jax.tree.leaves(tree):
         bits = jax.lax.bitcast_convert_type(leaf.astype(jnp.float32), jnp.uint32)
         place = jax.lax.iota(jnp.uint32, leaf.size).reshape(leaf.shape)
-        total += jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32) * jnp.uint32(2 * i + 1)
+        total = _mix(total + jnp.sum(_mix(bits + _mix(place)), dtype=jnp.uint32))
     return total
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """A one-to-one scrambling of uint32 (the finaliser of MurmurHash3; 0 stays 0)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)

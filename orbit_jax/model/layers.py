@@ -32,6 +32,8 @@ def linear(
     params = at(adapter.params, *names) if adapter else None
     if params is None:
         return round_to(matmul(x, weight, index), x.dtype)
+    # Cast here and not for the whole model, so that gradients of blocks and tiles add up in f32.
+    params = jax.tree.map(lambda p: p.astype(x.dtype), params)
     y = matmul(adapter.method.input_side(params, x), weight, index)
     return round_to(adapter.method.output_side(params, x, y), x.dtype)
 

@@ -108,7 +108,6 @@ def _forward(
     if config.mesh.size > 1:
         stream = mesh.local_stream(config.mesh, stream)
     dtype = jnp.dtype(config.compute_dtype)
-    adapter = adapter.cast(dtype) if adapter else None
     kv_heads = config.num_kv_heads // (config.mesh.tensor if mesh.shards_heads(config) else 1)
     layout = lay_out(config, stream, kv_heads)
     rope = rope_angles(config, stream)

@@ -42,14 +42,10 @@ class Batch:
     num_groups: int = struct.field(pytree_node=False)
 
 
-# Shares of the largest stream (every row full) for which the step is compiled.
-_SHARES = (3 / 8, 3 / 4, 1.0)
-
-
 def token_buckets(config: Config) -> tuple[int, ...]:
     """The stream lengths N of a run's micro-batches: one trace of the step for each."""
     largest = config.rows // config.ppo.micro_batches * config.num_slots
-    return sizes(largest, _SHARES, config.mesh.data)
+    return sizes(largest, config.ppo.token_buckets, config.mesh.data)
 
 
 def make_batch(

@@ -12,7 +12,6 @@ from ml_collections import config_flags
 
 from orbit_jax.config import Config, from_config_dict
 
-
 _MISTAKES = (KeyError, AttributeError, ValueError, flags.Error)
 
 

@@ -150,3 +150,41 @@ def test_regroup_and_its_gradient():
     np.testing.assert_array_equal(out, [x[2], x[0], 0 * x[0], x[2], x[3]])
     g = np.arange(15, dtype=np.float32).reshape(5, 3)
     np.testing.assert_array_equal(backward(g)[0], [g[1], 0 * g[0], g[0] + g[3], g[4]])
+
+
+def test_the_gradient_to_keys_does_not_lose_bits_to_the_number_of_blocks():
+    """Thirty-two blocks add to it: in bf16 the sum would be twice as far from the f32 one."""
+    length = 512
+    at = np.arange(length, dtype=np.int32)
+    stream = Stream(at, np.zeros_like(at), at, 1, length)
+    rng = np.random.default_rng(0)
+    shapes = [(length, heads, 32) for heads in (4, 2, 2)]
+    qkv = [rng.standard_normal(s, np.float32).astype(jnp.bfloat16) for s in shapes]
+
+    def gradient(dtype: str) -> np.ndarray:
+        config = model(32, 2, query_chunk=16, compute_dtype=dtype)
+
+        def loss(k, q, v):
+            return jnp.sin(attention(config, stream, q, stream, k, v).astype(jnp.float32)).sum()
+
+        q, k, v = (x.astype(jnp.dtype(dtype)) for x in qkv)
+        return np.asarray(jax.jit(jax.grad(loss))(k, q, v), np.float32)
+
+    exact = gradient("float32")
+    error = np.linalg.norm(gradient("bfloat16") - exact) / np.linalg.norm(exact)
+    assert error < 5e-3
+
+
+def test_blocks_taken_a_few_at_a_time_change_nothing(monkeypatch):
+    """What happens when not all scores fit at once."""
+    config = model(32, 2, query_chunk=16)
+    stream = whole_rows()
+    q, k, v = tensors(config, "bfloat16")
+    together = program(config, stream, q, stream, k, v)
+    of_one_block = 4 * config.num_heads * 16 * S
+    for blocks in (0, 2):
+        monkeypatch.setattr("orbit_jax.model.attention._MAX_SCORE_BYTES", blocks * of_one_block)
+        again = toy.programs.jit(
+            attention, toy.programs.options("fast"), static_argnames=("config",)
+        )
+        np.testing.assert_array_equal(again(config, stream, q, stream, k, v), together)

@@ -13,6 +13,7 @@ OVERRIDES = {
     "sampler.prompts_per_step": 4,
     "sampler.group_size": 4,
     "ppo.micro_batches": 1,
+    "ppo.token_buckets": (1.0,),
     "task.train_problems": 64,
     "task.heldout_problems": 16,
     "task.unseen_problems": 16,

@@ -61,8 +61,7 @@ class Lab:
     def __init__(self, model: ModelConfig, targets: Sequence[str], options: dict):
         self.options = programs.options(model.recipe) | options
         self.model, self.targets = model, tuple(targets)
-        make_base = jax.jit(lambda key: freeze(init_weights(model, key, scale=1.5)))
-        self.base = make_base(jax.random.key(0))
+        self.base = jax.jit(freeze)(draw_weights(model))
         self.sample = self.jit(sampler.sample, "config filters", donate_argnames=("state",))
         self.step = self.jit(
             step.ppo_step, "config loss_fn advantage_fn", donate_argnames=("state",)
@@ -76,16 +75,21 @@ class Lab:
         return programs.jit(fn, self.options, static_argnames=static.split(), **given)
 
     def adapter(self, seed: int = 1, size: float = 0.1, targets: Sequence[str] = ()) -> Adapter:
-        """A LoRA adapter with `size` times normal noise on every parameter; 0 leaves it fresh."""
+        """A LoRA adapter that is not zero anywhere; of size 0 it is a fresh one, with B = 0."""
         targets = tuple(targets) or self.targets
-        adapter = attach(LoRA(8, 16.0), jax.random.key(seed), self.base, targets)
         rng = np.random.default_rng(seed)
-        noisy = lambda p: p + size * rng.standard_normal(p.shape, np.float32)  # noqa: E731
-        return jax.tree.map(noisy, adapter)
+
+        def draw(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+            noise = rng.standard_normal(leaf.shape, np.float32)
+            return jnp.asarray(noise * (size if path[-1].key == "b" else 0.1 + size))
+
+        shapes = jax.eval_shape(
+            lambda: attach(LoRA(8, 16.0), jax.random.key(0), self.base, targets)
+        )
+        return jax.tree_util.tree_map_with_path(draw, shapes)
 
     def critic(self) -> Critic:
-        adapter = attach(LoRA(8, 16.0), jax.random.key(7), self.base, self.targets)
-        return Critic(adapter, jnp.zeros(self.model.hidden_size))
+        return Critic(self.adapter(7, size=0), jnp.zeros(self.model.hidden_size))
 
     def empty(self, num_rows: int = ROWS) -> SamplerState:
         return sampler.empty_state(self.model, num_rows, SLOTS, STOPS)
@@ -155,6 +159,20 @@ class Lab:
         config = StepConfig(self.model, PPOConfig(), OptimizerConfig())
         out = self.forward(config, self.base, adapter, stream, np.float32(temperature))
         return np.asarray(out[0])
+
+
+def draw_weights(model: ModelConfig) -> dict:
+    """Random weights, so large that log-probs are far from uniform."""
+    shapes = jax.eval_shape(lambda: init_weights(model, jax.random.key(0)))
+    rng = np.random.default_rng(0)
+
+    def draw(path: tuple, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        noise = rng.standard_normal(leaf.shape, np.float32)
+        if path[-1].key.endswith("norm"):
+            return 1 + 0.1 * noise
+        return noise * 1.5 / np.sqrt(leaf.shape[-1], dtype=np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 def words_and_hidden(config: ModelConfig, base: dict, adapter: Adapter, stream: Stream) -> tuple:

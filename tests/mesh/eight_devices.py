@@ -1,0 +1,122 @@
+"""Run by `test_mesh.py` in a process of its own: models on one and on eight simulated devices.
+
+Prints one JSON object of figures; the tests say what they must be.
+"""
+
+import dataclasses
+import functools
+import json
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+import numpy as np  # noqa: E402
+import toy  # noqa: E402
+
+from orbit_jax import mesh  # noqa: E402
+from orbit_jax.model.config import MeshShape, ModelConfig  # noqa: E402
+from orbit_jax.quant.qtensor import QTensor  # noqa: E402
+
+# Two kv heads do not divide over four devices and are replicated there; four do.
+MODELS = {
+    "moe": toy.MOE,
+    "dense": dataclasses.replace(toy.DENSE, num_heads=8, num_kv_heads=4, head_dim=16),
+}
+NUM_ROWS, NUM_SLOTS = 8, 64
+PROMPTS = [0, 9, 30, 1, 5, 17, 2, 40]
+
+
+@functools.cache
+def rows(name: str) -> toy.Rows:
+    return toy.Rows.draw(MODELS[name], NUM_ROWS, NUM_SLOTS)
+
+
+def on(name: str, data: int = 1, tensor: int = 1) -> ModelConfig:
+    config = dataclasses.replace(MODELS[name], mesh=MeshShape(data, tensor))
+    mesh.validate(config)
+    return config
+
+
+@functools.cache
+def placed(config: ModelConfig, name: str) -> tuple:
+    base = toy.make_base(MODELS[name])
+    adapter = toy.make_adapter(base)
+    base = mesh.place(config, base, mesh.base_specs(base))
+    return base, mesh.place(config, adapter, mesh.adapter_specs(adapter))
+
+
+def arguments(config: ModelConfig, name: str) -> tuple:
+    """Base, adapter, stream and temperature on the mesh, and what the stream's tokens stand for.
+
+    The stream is the same for every mesh: eight parts, so that it can be cut for any of them.
+    """
+    stream, origin = rows(name).stream(size=NUM_ROWS * NUM_SLOTS, shards=8)
+    stream, temperature = mesh.place_rows(config, (stream, rows(name).temperature(origin)))
+    return *placed(config, name), stream, temperature, origin
+
+
+@functools.cache
+def full(name: str, data: int = 1, tensor: int = 1) -> np.ndarray:
+    config = on(name, data, tensor)
+    *args, origin = arguments(config, name)
+    return toy.table(rows(name), origin, toy.training_forward(config)(*args))
+
+
+@functools.cache
+def gradient(name: str, data: int = 1, tensor: int = 1) -> tuple[np.ndarray, list[np.ndarray]]:
+    config = on(name, data, tensor)
+    *args, origin = arguments(config, name)
+    logprobs, grads = toy.training_gradient(config, True)(*args)
+    return toy.table(rows(name), origin, logprobs), jax.tree.leaves(jax.device_get(grads))
+
+
+def decoded(name: str, data: int, tensor: int) -> np.ndarray:
+    config = on(name, data, tensor)
+    return toy.cached_table(config, *placed(config, name), rows(name), PROMPTS)
+
+
+def worst_gradient_error() -> float:
+    """Largest error of any adapter weight's gradient, relative to the largest entry of it."""
+    pairs = zip(gradient("moe")[1], gradient("moe", 2, 4)[1], strict=True)
+    return max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in pairs)
+
+
+def shares() -> dict[str, float]:
+    """The largest part of a kind of weight's bytes that one of 2x4 devices holds."""
+    base, adapter = placed(on("moe", 2, 4), "moe")
+    layer, trained = base["layers"][0], adapter.params["layers"][0]
+
+    def share(tree) -> float:
+        held = np.zeros(8)
+        leaves = jax.tree.leaves(tree)
+        for leaf in leaves:
+            for shard in leaf.addressable_shards:
+                held[shard.device.id] += shard.data.nbytes
+        return float(held.max() / sum(leaf.nbytes for leaf in leaves))
+
+    attention = {k: q for k, q in layer["self_attn"].items() if isinstance(q, QTensor)}
+    return {
+        "experts": share(layer["mlp"]["experts"]),
+        "expert adapters": share(trained["mlp"]["experts"]),
+        "attention": share(attention),
+        "router": share(layer["mlp"]["gate"]),
+    }
+
+
+def main() -> None:
+    one, figures = full("moe"), {}
+    for data, tensor in ((8, 1), (1, 8)):
+        figures[f"moe {data}x{tensor}"] = toy.largest_gap(one, full("moe", data, tensor))
+    figures["moe 2x4 under a gradient"] = toy.largest_gap(one, gradient("moe", 2, 4)[0])
+    figures["moe 2x4 decoded"] = toy.largest_gap(one, decoded("moe", 2, 4))
+    figures["dense 2x4"] = toy.largest_gap(full("dense"), full("dense", 2, 4))
+    figures["dense 2x4 decoded"] = toy.largest_gap(full("dense"), decoded("dense", 2, 4))
+    figures["spread"] = float(np.nanstd(one))
+    figures["gradient error"] = worst_gradient_error()
+    figures["shares"] = shares()
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The same program on one device and on eight simulated ones, and what a mesh refuses."""
+
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import toy
+from jax.sharding import PartitionSpec as P
+
+from orbit_jax import mesh
+from orbit_jax.model.config import MeshShape
+from orbit_jax.quant.qtensor import from_float
+
+HERE = Path(__file__).parent
+
+
+@functools.cache
+def eight_devices() -> dict:
+    """The figures of `eight_devices.py`: the number of devices is fixed when a process starts."""
+    paths = [str(HERE.parents[1]), str(HERE.parent / "model")]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(HERE / "eight_devices.py")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "moe 8x1",
+        "moe 1x8",
+        "moe 2x4 under a gradient",
+        "moe 2x4 decoded",
+        "dense 2x4",
+        "dense 2x4 decoded",
+    ],
+)
+def test_logprobs_on_eight_devices_are_those_of_one(way):
+    assert eight_devices()["spread"] > 1
+    assert eight_devices()[way] == 0.0
+
+
+def test_the_gradient_on_eight_devices_is_that_of_one_up_to_the_order_of_sums():
+    assert 0 < eight_devices()["gradient error"] < 2e-2
+
+
+def test_each_device_holds_its_share():
+    shares = eight_devices()["shares"]
+    assert shares == {
+        "experts": 1 / 8,
+        "expert adapters": 1 / 8,
+        "attention": 1 / 4,
+        "router": 1.0,
+    }
+
+
+def test_every_weight_has_a_rule():
+    base = jax.eval_shape(lambda: toy.make_base(toy.MOE))
+    specs = mesh.base_specs(base)["layers"][0]
+    assert specs["mlp"]["experts"]["up_proj"].scales == P(None, ("data", "tensor"), None, None)
+    assert specs["self_attn"]["o_proj"].codes == P(None, "tensor", None)
+    assert specs["mlp"]["gate"].codes == P()
+    assert specs["input_layernorm"] == P()
+
+
+@pytest.mark.parametrize("name", ["bias", "gate_proj_2", "wq"])
+def test_a_weight_without_a_rule_is_refused(name):
+    weight = from_float(np.zeros((1, 4, 4), np.float32))
+    base = {"layers": [{"mlp": {name: weight}}]}
+    with pytest.raises(ValueError, match=rf"no partition rule matches the weight .*mlp.{name}"):
+        mesh.base_specs(base)
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "message"),
+    [
+        ((1, 8), {"hidden_size": 60}, r"mesh\.tensor=8 does not divide hidden_size=60"),
+        ((1, 3), {"num_experts": 9}, r"mesh\.tensor=3 does not divide hidden_size=64"),
+        ((2, 4), {"num_experts": 12}, r"mesh=2x4 does not divide num_experts=12"),
+        (
+            (1, 8),
+            {"num_kv_heads": 1, "head_dim": 36},
+            r"mesh\.tensor=8 does not divide num_kv_heads \* head_dim=36",
+        ),
+        (
+            (1, 4),
+            {"sparse": (False, True), "intermediate_size": 90},
+            r"mesh\.tensor=4 does not divide intermediate_size=90",
+        ),
+    ],
+)
+def test_a_mesh_that_does_not_divide_is_refused(shape, changes, message):
+    config = dataclasses.replace(toy.MOE, mesh=MeshShape(*shape), **changes)
+    with pytest.raises(ValueError, match=message):
+        mesh.validate(config)
+
+
+def test_what_does_not_matter_is_not_refused():
+    mesh.validate(dataclasses.replace(toy.MOE, mesh=MeshShape(2, 4), intermediate_size=90))
+    mesh.validate(dataclasses.replace(toy.DENSE, mesh=MeshShape(8, 1), num_experts=3))
+
+
+def test_more_devices_than_there_are_is_refused():
+    count = len(jax.devices())
+    with pytest.raises(ValueError, match=rf"this machine has {count}: set mesh\.data and mesh"):
+        mesh.build(MeshShape(count + 1, 1))
