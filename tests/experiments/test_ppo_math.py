@@ -25,7 +25,8 @@ from orbit_jax.config import from_config_dict  # noqa: E402
 from orbit_jax.runs.folder import SUMMARY_KEYS  # noqa: E402
 from orbit_jax.runs.metrics import read_metrics  # noqa: E402
 
-CLOCK = ("seconds/step", "tokens_per_second")
+# Times; and evaluations, which the last step of a run leaves to the end.
+NOT_COMPARED = ("seconds/step", "tokens_per_second", "heldout/")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -72,7 +73,9 @@ def test_a_run_leaves_a_whole_folder(finished):
         assert (folder / name).stat().st_size > 0
     assert (folder / "plots" / "learning_curve.png").stat().st_size > 10_000
     assert list((folder / "tensorboard").iterdir())
-    (first, *_) = map(json.loads, (folder / "samples/step_000001.jsonl").open())
+    samples = (folder / "samples/step_000001.jsonl").read_text().splitlines()
+    first = json.loads(samples[0])
+    assert len(samples) == 32
     assert {"prompt", "completion", "ids", "logprobs", "reward", "stop"} <= set(first)
     assert len(first["ids"]) == len(first["logprobs"])
 
@@ -91,8 +94,7 @@ def test_the_loop_has_two_jitted_functions_and_traces_none_of_them_again(finishe
     # One length of training streams; prompts of groups and prompts of an evaluation.
     assert programs.ppo_step.traces == 1
     assert programs.sample.traces <= 2
-    in_loop = [line for line in (ROOT / "experiments/ppo_math.py").open() if "jit(" in line]
-    assert not in_loop
+    assert "jit(" not in (ROOT / "experiments/ppo_math.py").read_text()
 
 
 def test_a_resumed_run_equals_one_in_a_single_go(finished, tmp_path):
@@ -103,7 +105,7 @@ def test_a_resumed_run_equals_one_in_a_single_go(finished, tmp_path):
 
     def rows(folder: Path) -> list[dict]:
         kept = [r for r in read_metrics(folder) if "tokens" in r]
-        return [{k: v for k, v in r.items() if k not in CLOCK} for r in kept]
+        return [{k: v for k, v in r.items() if not k.startswith(NOT_COMPARED)} for r in kept]
 
     assert rows(part) == rows(whole)
     for one, other in zip(
@@ -143,9 +145,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, capsys):
 
 def test_tiles_are_chosen_unasked_where_the_library_depends_on_shapes(tmp_path, monkeypatch):
     # Without the option, reductions and exp go into library kernels together with the dots.
-    naive = compiler._OPTIONS["cpu", "fast"] | {
-        "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"
-    }
+    naive = dict(compiler._OPTIONS["cpu", "fast"])
+    del naive["xla_cpu_experimental_ynn_fusion_type"]
     monkeypatch.setitem(compiler._OPTIONS, ("cpu", "fast"), naive)
     summary = ppo_math.run(recipe(tmp_path, steps=1))
     log = (only_run(tmp_path) / "log.txt").read_text()
@@ -164,7 +165,7 @@ def test_tiles_are_chosen_unasked_where_the_library_depends_on_shapes(tmp_path, 
         ({"sampler__group_size": 1}, "at least 2 samples"),
         ({"ppo__micro_batches": 3}, "must divide the 32 rollouts"),
         ({"adapter__targets": ("gate",)}, "never adapted"),
-        ({"mesh__data": 64}, "64 devices"),
+        ({"mesh__tensor": 64}, "64 devices"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence_before_any_long_work(tmp_path, fields, sentence):

@@ -1,14 +1,14 @@
 import pytest
-from lab import MOE, QUICK, TOY, Lab
+from lab import MOE, TOY, Lab
 
 from orbit_jax.adapters.adapter import LINEAR_LAYERS
 
 
 @pytest.fixture(scope="session")
 def moe() -> Lab:
-    return Lab(MOE, LINEAR_LAYERS, {})
+    return Lab(MOE, LINEAR_LAYERS)
 
 
 @pytest.fixture(scope="session")
 def toy() -> Lab:
-    return Lab(TOY, ("q_proj", "down_proj"), QUICK)
+    return Lab(TOY, ("q_proj", "down_proj"))

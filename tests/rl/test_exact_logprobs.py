@@ -1,4 +1,4 @@
-"""Sampler and trainer agree bit for bit, on the mixture of experts with the options of a run."""
+"""Sampler and trainer agree bit for bit, on a mixture of experts."""
 
 import dataclasses
 
