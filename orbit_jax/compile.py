@@ -17,12 +17,12 @@ _CPU: Options = {
     # The first pass would widen whole stacks of weights ahead of a loop; the second turns a bf16
     # update of one row of a buffer into a round trip of the whole buffer through f32.
     "xla_disable_hlo_passes": "while-loop-invariant-code-motion,float-normalization-bf16",
-}
-_OPTIONS: dict[tuple[str, str], Options] = {
     # Each dot is a library call of its own; otherwise reductions and exp are absorbed into kernels
     # whose result depends on the shape.
-    ("cpu", "fast"): _CPU
-    | {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"},
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
+}
+_OPTIONS: dict[tuple[str, str], Options] = {
+    ("cpu", "fast"): _CPU,
     ("cpu", "tiles"): _CPU,
     ("gpu", "fast"): {"xla_allow_excess_precision": False},
     # The autotuner may pick another tile or split-K for the same shape in another program.

@@ -54,7 +54,13 @@ class Report:
             + ", ".join(f"{gap:g} at {size} tokens" for size, gap in by_bucket.items())
             for recipe, by_bucket in self.gaps.items()
         )
-        return f"log-prob gate: recipe {self.recipe!r} on {jax.default_backend()} ({tried})"
+        gate = f"log-prob gate: recipe {self.recipe!r} on {jax.default_backend()} ({tried})"
+        if self.recipe != "corrected":
+            return gate
+        return (
+            f"WARNING: no recipe makes log-probs of sampler and trainer equal on this machine; "
+            f"training goes on with truncated importance weights. {gate}"
+        )
 
 
 def build(recipe: str, model: ModelConfig, config: Config) -> Programs:

@@ -41,7 +41,7 @@ def on(name: str, data: int = 1, tensor: int = 1) -> ModelConfig:
 @functools.cache
 def placed(config: ModelConfig, name: str) -> tuple:
     base = toy.make_base(MODELS[name])
-    adapter = toy.make_adapter(base)
+    adapter = toy.make_adapter(base, targets=("q_proj", "o_proj", "down_proj"))
     base = mesh.place(config, base, mesh.base_specs(base))
     return base, mesh.place(config, adapter, mesh.adapter_specs(adapter))
 

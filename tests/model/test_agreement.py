@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import toy
 
-from orbit_jax.adapters.adapter import Adapter
+from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter
+from orbit_jax.adapters.lora import LoRA
 from orbit_jax.model.config import ModelConfig
 
 
@@ -23,6 +24,8 @@ class Case:
     num_rows: int = 6
     num_slots: int = 64
     dense_bits: int = 16
+    rank: int = 8
+    targets: tuple[str, ...] = ("q_proj", "o_proj", "down_proj")
     copied: bool = False
 
     @functools.cached_property
@@ -35,7 +38,7 @@ class Case:
 
     @functools.cached_property
     def adapter(self) -> Adapter:
-        return toy.make_adapter(self.base)
+        return toy.make_adapter(self.base, LoRA(self.rank, 2.0 * self.rank), self.targets)
 
     @functools.cached_property
     def rows(self) -> toy.Rows:
@@ -54,7 +57,7 @@ class Case:
 
 
 CASES = {
-    "moe": Case(toy.MOE),
+    "moe": Case(toy.MOE, targets=LINEAR_LAYERS),
     "dense, packed in 4 bits, without q/k norm, untied, 4 queries per key": Case(
         dataclasses.replace(
             toy.DENSE,
@@ -66,6 +69,7 @@ CASES = {
         ),
         num_rows=5,
         dense_bits=4,
+        rank=3,
     ),
     "mixed stacks, rows cut into blocks of queries, small chunks, working copy": Case(
         dataclasses.replace(
@@ -89,9 +93,6 @@ CASES = {
     ),
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-moe_and_tiles = pytest.mark.parametrize(
-    "case", [CASES["moe"], CASES["fixed row tiles"]], ids=["moe", "tiles"]
-)
 
 
 @every_case
@@ -127,8 +128,8 @@ def test_row_order_and_padding_anywhere_change_nothing(case: Case):
     assert toy.largest_gap(case.full, moved) == 0.0
 
 
-@moe_and_tiles
-def test_a_smaller_micro_batch_with_more_slots_changes_nothing(case: Case):
+def test_a_smaller_micro_batch_with_more_slots_changes_nothing():
+    case = CASES["moe"]
     some = case.forward(case.base, order=[4, 1], num_slots=128)
     assert toy.largest_gap(case.full, some) == 0.0
 
@@ -139,11 +140,6 @@ def test_the_forward_of_a_gradient_equals_the_full_forward(remat):
     logprobs, gradient = differentiate(case, remat)
     assert toy.largest_gap(case.full, logprobs) == 0.0
     assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in jax.tree.leaves(gradient))
-
-
-def test_the_forward_of_a_gradient_of_a_dense_model_equals_the_full_forward():
-    case = CASES["dense, packed in 4 bits, without q/k norm, untied, 4 queries per key"]
-    assert toy.largest_gap(case.full, differentiate(case, True)[0]) == 0.0
 
 
 def test_remat_does_not_change_the_gradient():

@@ -94,16 +94,12 @@ def test_gradients_through_blocks_equal_those_through_whole_rows():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "queries_per_kv"), [(16, 1), (128, 1), (64, 2), (80, 3), (32, 4), (64, 7)]
-)
+@pytest.mark.parametrize(("head_dim", "queries_per_kv"), [(16, 1), (64, 2), (80, 3), (128, 4)])
 def test_a_query_alone_has_the_bits_that_it_has_among_many(head_dim, queries_per_kv):
     config = model(head_dim, queries_per_kv)
     stream = whole_rows()
     q, k, v = tensors(config, "bfloat16")
     together = np.asarray(program(config, stream, q, stream, k, v))
-    blocks = dataclasses.replace(config, query_chunk=16)
-    np.testing.assert_array_equal(program(blocks, stream, q, stream, k, v), together)
     for positions in ([63, 20, 4], [0, 36, 2]):
         positions = np.asarray(positions, np.int32)
         at = [
@@ -117,13 +113,12 @@ def test_a_query_alone_has_the_bits_that_it_has_among_many(head_dim, queries_per
 
 
 def test_more_slots_behind_a_row_change_nothing():
-    config = model(32, 2)
+    config = model(64, 2)
     stream = whole_rows()
     q, k, v = tensors(config, "bfloat16")
     few = program(config, stream, q, stream, k, v)
-    for slots in (128, 192):
-        longer = stream.replace(num_slots=slots)
-        np.testing.assert_array_equal(program(config, longer, q, longer, k, v), few)
+    longer = stream.replace(num_slots=192)
+    np.testing.assert_array_equal(program(config, longer, q, longer, k, v), few)
 
 
 def test_rotary_angles_are_those_of_the_positions():
@@ -175,14 +170,14 @@ def test_the_gradient_to_keys_does_not_lose_bits_to_the_number_of_blocks():
     assert error < 5e-3
 
 
-def test_blocks_taken_a_few_at_a_time_change_nothing(monkeypatch):
+def test_blocks_of_a_row_taken_a_few_at_a_time_change_nothing(monkeypatch):
     """What happens when not all scores fit at once."""
-    config = model(32, 2, query_chunk=16)
+    whole, config = model(64, 2), model(64, 2, query_chunk=16)
     stream = whole_rows()
     q, k, v = tensors(config, "bfloat16")
-    together = program(config, stream, q, stream, k, v)
+    together = program(whole, stream, q, stream, k, v)
     of_one_block = 4 * config.num_heads * 16 * S
-    for blocks in (0, 2):
+    for blocks in (2, 99):
         monkeypatch.setattr("orbit_jax.model.attention._MAX_SCORE_BYTES", blocks * of_one_block)
         again = toy.programs.jit(
             attention, toy.programs.options("fast"), static_argnames=("config",)

@@ -1,6 +1,6 @@
 """What the compiler sets aside: about one layer of widened weights, whatever the number of layers.
 
-Programs are compiled for abstract arguments; nothing is run.
+Programs are compiled for abstract arguments; nothing is run, so machine code need not be good.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 import toy
 
 from orbit_jax import compile as programs
-from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter, attach
+from orbit_jax.adapters.adapter import Adapter, attach
 from orbit_jax.adapters.lora import LoRA
 from orbit_jax.model.init import freeze, init_weights
 from orbit_jax.model.stream import Stream
@@ -35,8 +35,9 @@ def abstract_base(config) -> dict:
     return jax.eval_shape(lambda key: freeze(init_weights(config, key)), jax.random.key(0))
 
 
-def abstract_adapter(base: dict, targets: tuple[str, ...] = LINEAR_LAYERS) -> Adapter:
-    return jax.eval_shape(lambda: attach(LoRA(2, 4.0), jax.random.key(0), base, targets))
+def abstract_adapter(base: dict) -> Adapter:
+    targets = ("q_proj", "down_proj")
+    return jax.eval_shape(lambda: attach(LoRA(8, 16.0), jax.random.key(0), base, targets))
 
 
 def abstract_stream(tokens: int, rows: int, slots: int) -> tuple[Stream, jax.ShapeDtypeStruct]:
@@ -44,8 +45,12 @@ def abstract_stream(tokens: int, rows: int, slots: int) -> tuple[Stream, jax.Sha
     return Stream(ids, ids, ids, rows, slots), jax.ShapeDtypeStruct((tokens,), jnp.float32)
 
 
-def temporary_bytes(program: programs.Program, *args, **kwargs) -> int:
-    return program.lower(*args, **kwargs).compile().memory_analysis().temp_size_in_bytes
+def compiled(program: programs.Program, *args) -> jax.stages.Compiled:
+    return program.lower(*args).compile({"xla_backend_optimization_level": 0})
+
+
+def temporary_bytes(program: programs.Program, *args) -> int:
+    return compiled(program, *args).memory_analysis().temp_size_in_bytes
 
 
 def test_the_guards_would_notice_a_stack():
@@ -96,19 +101,19 @@ def long_context():
     length = 32_768
     config = dataclasses.replace(toy.DENSE, max_positions=length)
     base = abstract_base(config)
-    adapter = abstract_adapter(base, ("q_proj", "v_proj"))
+    adapter = abstract_adapter(base)
     args = (base, adapter, *abstract_stream(length, 1, length))
-    return length, toy.training_gradient(config, True).lower(*args).compile()
+    return length, compiled(toy.training_gradient(config, True), *args)
 
 
-def test_a_context_of_32k_compiles_within_a_gigabyte():
-    _, compiled = long_context()
-    assert compiled.memory_analysis().temp_size_in_bytes < 1 << 30
+def test_a_context_of_32k_compiles_within_half_a_gigabyte():
+    _, program = long_context()
+    assert program.memory_analysis().temp_size_in_bytes < 1 << 29
 
 
 def test_no_array_of_all_pairs_of_tokens_exists():
-    length, compiled = long_context()
-    shapes = re.findall(r"\b\w+\[([\d,]+)\]", compiled.as_text())
+    length, program = long_context()
+    shapes = re.findall(r"\b\w+\[([\d,]+)\]", program.as_text())
     sizes = [np.prod([int(n) for n in shape.split(",")]) for shape in shapes]
     assert max(sizes) >= length * 128, "scores of one chunk of queries are there"
     assert max(sizes) < length * length / 16

@@ -11,7 +11,7 @@ import toy
 
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.moe import moe, route
-from orbit_jax.quant.qtensor import QTensor, dequantize, from_float
+from orbit_jax.quant.qtensor import dequantize
 
 EXACT = dataclasses.replace(toy.MOE, compute_dtype="float32", num_layers=1, sparse=(True,))
 TOKENS = 40
@@ -24,14 +24,17 @@ def weights() -> dict:
     return toy.make_base(EXACT)["layers"][0]["mlp"]
 
 
-def with_gate(gate: np.ndarray) -> dict:
-    return weights() | {"gate": from_float(jnp.asarray(gate, jnp.float32))}
+def model(decoding: bool) -> ModelConfig:
+    """Two models, so that both ways of weighing choices go through both ways of taking blocks."""
+    return dataclasses.replace(EXACT, expert_block=16, norm_topk_prob=decoding)
 
 
 @functools.cache
-def program(config: ModelConfig, skip_unused: bool):
+def program(decoding: bool):
+    """Jitted `(weights, x, valid) -> y, load`; decoding skips blocks without rows."""
+
     def run(weights: dict, x: jax.Array, valid: jax.Array):
-        return moe(config, weights, None, LAYER, x, valid, skip_unused)
+        return moe(model(decoding), weights, None, LAYER, x, valid, skip_unused=decoding)
 
     return jax.jit(run)
 
@@ -62,39 +65,37 @@ def brute_force(config: ModelConfig, gate: np.ndarray, x: np.ndarray) -> tuple:
 
 
 def plain_gate() -> np.ndarray:
-    gate: QTensor = weights()["gate"]
-    return np.asarray(jax.jit(dequantize, static_argnums=1)(gate, jnp.float32)[0])
+    return np.asarray(jax.jit(dequantize, static_argnums=1)(weights()["gate"], jnp.float32)[0])
 
 
-@pytest.mark.parametrize("skip_unused", [False, True])
-@pytest.mark.parametrize("block", [16, 256])
-def test_outputs_are_those_of_a_loop_over_tokens(block, skip_unused):
-    config = dataclasses.replace(EXACT, expert_block=block, norm_topk_prob=skip_unused)
-    y, load = program(config, skip_unused)(weights(), X, np.ones(TOKENS, bool))
-    expected, expected_load = brute_force(config, plain_gate(), X)
+training_and_decoding = pytest.mark.parametrize("decoding", [False, True])
+
+
+@training_and_decoding
+def test_outputs_are_those_of_a_loop_over_tokens(decoding):
+    y, load = program(decoding)(weights(), X, np.ones(TOKENS, bool))
+    expected, expected_load = brute_force(model(decoding), plain_gate(), X)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(load, expected_load)
     assert (load > 0).sum() > 4
 
 
-@pytest.mark.parametrize("skip_unused", [False, True])
-def test_no_token_is_dropped_when_all_choose_the_same_experts(skip_unused):
+@training_and_decoding
+def test_no_token_is_dropped_when_all_choose_the_same_experts(decoding):
     """A router of zeros: every expert is as likely, and ties go to the lowest index."""
-    gate = np.zeros((1, EXACT.num_experts, EXACT.hidden_size), np.float32)
-    config = dataclasses.replace(EXACT, expert_block=16, norm_topk_prob=skip_unused)
-    y, load = program(config, skip_unused)(with_gate(gate), X, np.ones(TOKENS, bool))
-    expected, _ = brute_force(config, gate[0], X)
+    gate = jax.tree.map(np.zeros_like, weights()["gate"])
+    y, load = program(decoding)(weights() | {"gate": gate}, X, np.ones(TOKENS, bool))
+    expected, _ = brute_force(model(decoding), np.zeros((8, EXACT.hidden_size)), X)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(load, [TOKENS, TOKENS, 0, 0, 0, 0, 0, 0])
 
 
-@pytest.mark.parametrize("skip_unused", [False, True])
-def test_padding_reaches_no_expert(skip_unused):
+@training_and_decoding
+def test_padding_reaches_no_expert(decoding):
     valid = np.arange(TOKENS) % 3 != 0
-    config = dataclasses.replace(EXACT, expert_block=16, norm_topk_prob=skip_unused)
     spoilt = np.where(valid[:, None], X, np.nan).astype(np.float32)
-    y, load = program(config, skip_unused)(weights(), spoilt, valid)
-    expected, expected_load = brute_force(config, plain_gate(), X[valid])
+    y, load = program(decoding)(weights(), spoilt, valid)
+    expected, expected_load = brute_force(model(decoding), plain_gate(), X[valid])
     np.testing.assert_allclose(y[valid], expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(load, expected_load)
 

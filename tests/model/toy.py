@@ -68,7 +68,7 @@ def make_adapter(
     base: dict, method=None, targets: tuple[str, ...] = LINEAR_LAYERS, size: float = 0.1
 ) -> Adapter:
     """An adapter on `base` whose every parameter is non-zero, as after some training."""
-    method = method or LoRA(rank=4, alpha=8.0)
+    method = method or LoRA(rank=8, alpha=16.0)
     adapter = jax.eval_shape(lambda: attach(method, jax.random.key(1), base, targets))
     rng = np.random.default_rng(1)
 
