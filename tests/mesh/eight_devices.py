@@ -1,6 +1,6 @@
-"""Run by `test_mesh.py` in a process of its own: models on one and on eight simulated devices.
+"""Models on one and on eight simulated devices, in a process of its own (see `conftest.py`).
 
-Prints one JSON object of figures; the tests say what they must be.
+Prints one JSON object of figures; `test_mesh.py` says what they must be.
 """
 
 import dataclasses
@@ -108,6 +108,8 @@ def main() -> None:
     one, figures = full("moe"), {}
     for data, tensor in ((8, 1), (1, 8)):
         figures[f"moe {data}x{tensor}"] = toy.largest_gap(one, full("moe", data, tensor))
+    # With remat, as the tests of one device have none.
+    figures["moe 1x1 under a gradient"] = toy.largest_gap(one, gradient("moe")[0])
     figures["moe 2x4 under a gradient"] = toy.largest_gap(one, gradient("moe", 2, 4)[0])
     figures["moe 2x4 decoded"] = toy.largest_gap(one, decoded("moe", 2, 4))
     figures["dense 2x4"] = toy.largest_gap(full("dense"), full("dense", 2, 4))

@@ -1,12 +1,6 @@
 """The same program on one device and on eight simulated ones, and what a mesh refuses."""
 
 import dataclasses
-import functools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -18,47 +12,30 @@ from orbit_jax import mesh
 from orbit_jax.model.config import MeshShape
 from orbit_jax.quant.qtensor import from_float
 
-HERE = Path(__file__).parent
-
-
-@functools.cache
-def eight_devices() -> dict:
-    """The figures of `eight_devices.py`: the number of devices is fixed when a process starts."""
-    paths = [str(HERE.parents[1]), str(HERE.parent / "model")]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(HERE / "eight_devices.py")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
 
 @pytest.mark.parametrize(
     "way",
     [
         "moe 8x1",
         "moe 1x8",
+        "moe 1x1 under a gradient",
         "moe 2x4 under a gradient",
         "moe 2x4 decoded",
         "dense 2x4",
         "dense 2x4 decoded",
     ],
 )
-def test_logprobs_on_eight_devices_are_those_of_one(way):
-    assert eight_devices()["spread"] > 1
-    assert eight_devices()[way] == 0.0
+def test_logprobs_on_eight_devices_are_those_of_one(way, eight_devices):
+    assert eight_devices["spread"] > 1
+    assert eight_devices[way] == 0.0
 
 
-def test_the_gradient_on_eight_devices_is_that_of_one_up_to_the_order_of_sums():
-    assert 0 < eight_devices()["gradient error"] < 2e-2
+def test_the_gradient_on_eight_devices_is_that_of_one_up_to_the_order_of_sums(eight_devices):
+    assert 0 < eight_devices["gradient error"] < 2e-2
 
 
-def test_each_device_holds_its_share():
-    shares = eight_devices()["shares"]
-    assert shares == {
+def test_each_device_holds_its_share(eight_devices):
+    assert eight_devices["shares"] == {
         "experts": 1 / 8,
         "expert adapters": 1 / 8,
         "attention": 1 / 4,

@@ -134,28 +134,13 @@ def test_a_smaller_micro_batch_with_more_slots_changes_nothing():
     assert toy.largest_gap(case.full, some) == 0.0
 
 
-@pytest.mark.parametrize("remat", [False, True])
-def test_the_forward_of_a_gradient_equals_the_full_forward(remat):
+def test_the_forward_of_a_gradient_equals_the_full_forward():
+    """Without remat; `tests/mesh` has the gradient with it, on one device and on eight."""
     case = CASES["moe"]
-    logprobs, gradient = differentiate(case, remat)
-    assert toy.largest_gap(case.full, logprobs) == 0.0
-    assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in jax.tree.leaves(gradient))
-
-
-def test_remat_does_not_change_the_gradient():
-    plain, again = (differentiate(CASES["moe"], remat)[1] for remat in (False, True))
-    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(again), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=2e-2 * np.abs(a).max())
-
-
-@functools.cache
-def differentiate(case: Case, remat: bool) -> tuple[np.ndarray, dict]:
     stream, origin = case.rows.stream(size=case.num_rows * case.num_slots)
-    temperature = case.rows.temperature(origin)
-    logprobs, gradient = toy.training_gradient(case.config, remat)(
-        case.base, case.adapter, stream, temperature
-    )
-    return toy.table(case.rows, origin, logprobs), jax.device_get(gradient)
+    run = toy.training_gradient(case.config, False)
+    logprobs, _ = run(case.base, case.adapter, stream, case.rows.temperature(origin))
+    assert toy.largest_gap(case.full, toy.table(case.rows, origin, logprobs)) == 0.0
 
 
 def test_rows_do_not_see_each_other_nor_a_token_its_future():

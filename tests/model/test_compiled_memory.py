@@ -46,7 +46,7 @@ def abstract_stream(tokens: int, rows: int, slots: int) -> tuple[Stream, jax.Sha
 
 
 def compiled(program: programs.Program, *args) -> jax.stages.Compiled:
-    return program.lower(*args).compile({"xla_backend_optimization_level": 0})
+    return program.lower(*args).compile(toy.QUICK)
 
 
 def temporary_bytes(program: programs.Program, *args) -> int:

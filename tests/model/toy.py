@@ -175,8 +175,12 @@ def training_forward(config: ModelConfig):
     return programs.jit(run, programs.options(config.recipe))
 
 
+# For what is compared within a tolerance: less work for the compiler, slower code.
+QUICK = {"xla_backend_optimization_level": 0}
+
+
 @functools.cache
-def training_gradient(config: ModelConfig, remat: bool):
+def training_gradient(config: ModelConfig, remat: bool, quick: bool = False):
     """Jitted `(base, adapter, stream, temperature) -> logprobs[N], gradient`."""
 
     def run(base: dict, adapter: Adapter, stream: Stream, temperature: jax.Array):
@@ -188,7 +192,7 @@ def training_gradient(config: ModelConfig, remat: bool):
         (_, logprobs), gradient = jax.value_and_grad(loss, has_aux=True)(adapter.params)
         return logprobs, gradient
 
-    return programs.jit(run, programs.options(config.recipe))
+    return programs.jit(run, programs.options(config.recipe) | (QUICK if quick else {}))
 
 
 @functools.cache

@@ -11,4 +11,4 @@ def moe() -> Lab:
 
 @pytest.fixture(scope="session")
 def toy() -> Lab:
-    return Lab(TOY, ("q_proj", "down_proj"))
+    return Lab(TOY, ("down_proj",))

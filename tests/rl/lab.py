@@ -1,7 +1,7 @@
 """Two tiny models with their two programs, compiled once for all tests of `rl`.
 
 `moe` has everything (experts, an adapter on every linear layer) and serves where numbers must agree
-exactly; `toy` is one dense layer that compiles fast, for all the rest.
+exactly; `toy`, one dense layer with an adapter on one weight, compiles fast, for all the rest.
 """
 
 import dataclasses

