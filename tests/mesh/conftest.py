@@ -20,7 +20,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     wanted = any("eight_devices" in getattr(item, "fixturenames", ()) for item in session.items)
     if not wanted or session.config.option.collectonly:
         return
-    out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
+    out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
     process = subprocess.Popen(
         [sys.executable, "-W", "error", str(HERE / "eight_devices.py")],
         env=os.environ | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE.parent / 'model'}"},
