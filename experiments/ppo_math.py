@@ -135,10 +135,12 @@ def run(
 def describe(sampled: Rollouts, rewards: np.ndarray) -> dict[str, float]:
     """Metrics of the rollouts themselves."""
     by_group = rewards.reshape(-1, np.bincount(sampled.groups)[0])
+    # Samples without a reward (NaN) are left out of their group.
+    lowest, highest = np.fmin.reduce(by_group, axis=1), np.fmax.reduce(by_group, axis=1)
     stopped = {f"stop/{r}": np.mean(sampled.status == i) for i, r in enumerate(STOP_REASONS)}
     return {
         "completion/length_mean": sampled.sampled.sum(axis=1).mean(),
-        "reward/flat_groups": np.mean(np.ptp(by_group, axis=1) == 0),
+        "reward/flat_groups": np.mean(~(highest > lowest)),
         **{name: share for name, share in stopped.items() if share},
     }
 

@@ -21,7 +21,8 @@ from orbit_jax.rl.batch import make_batch, token_buckets
 from orbit_jax.rl.losses import LossFn
 from orbit_jax.rl.rollouts import generate
 from orbit_jax.rl.sampler import SamplerState, sample
-from orbit_jax.rl.step import StepConfig, TrainState, ppo_step
+from orbit_jax.rl.step import StepConfig, ppo_step
+from orbit_jax.rl.train_state import TrainState
 
 RECIPES = ("fast", "tiles", "corrected")
 _ROUNDS = 4  # of sampling and training that a recipe must pass

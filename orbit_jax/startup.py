@@ -19,9 +19,9 @@ from orbit_jax.checkpoint.tokenizer import Tokenizer
 from orbit_jax.config import Config
 from orbit_jax.model.config import MeshShape, ModelConfig
 from orbit_jax.quant.qtensor import QTensor, working_copy
-from orbit_jax.rl import sampler, step
+from orbit_jax.rl import sampler
 from orbit_jax.rl.sampler import SamplerState
-from orbit_jax.rl.step import Critic, StepConfig, TrainState
+from orbit_jax.rl.train_state import Critic, TrainState, init_state, state_specs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +117,8 @@ def train_state(config: Config, frozen: Frozen) -> TrainState:
     if config.ppo.critic:
         head = jnp.zeros(frozen.model.hidden_size)
         critic = Critic(attach(method, keys[1], frozen.base, adapter.targets), head)
-    state = step.init_state(StepConfig(frozen.model, config.ppo, config.optimizer), policy, critic)
-    return mesh.place(frozen.model, state, step.state_specs(state))
+    state = init_state(config.optimizer, policy, critic)
+    return mesh.place(frozen.model, state, state_specs(state))
 
 
 def slots(config: Config, frozen: Frozen) -> SamplerState:

@@ -93,32 +93,32 @@ class ModelConfig:
                     f"config.json: {field}={hf[field]!r} is not supported for {family}: "
                     f"only {plain[-1]!r}"
                 )
-        layers = _read(hf, "num_hidden_layers")
-        heads = _read(hf, "num_attention_heads")
-        hidden = _read(hf, "hidden_size")
-        experts = _read(hf, "num_experts", "num_local_experts") if family == "qwen3_moe" else 0
-        step = hf.get("decoder_sparse_step", 1)
+        layers = _count(hf, "num_hidden_layers")
+        heads = _count(hf, "num_attention_heads")
+        hidden = _count(hf, "hidden_size")
+        experts = _count(hf, "num_experts", "num_local_experts") if family == "qwen3_moe" else 0
+        step = _count(hf, "decoder_sparse_step", default=1)
         dense = hf.get("mlp_only_layers") or ()
         config = cls(
             family=family,
-            vocab_size=_read(hf, "vocab_size"),
+            vocab_size=_count(hf, "vocab_size"),
             hidden_size=hidden,
             num_layers=layers,
             num_heads=heads,
-            num_kv_heads=hf.get("num_key_value_heads") or heads,
-            head_dim=hf.get("head_dim") or hidden // heads,
-            intermediate_size=_read(hf, "intermediate_size"),
+            num_kv_heads=_count(hf, "num_key_value_heads", default=heads),
+            head_dim=_count(hf, "head_dim", default=hidden // heads),
+            intermediate_size=_count(hf, "intermediate_size"),
             rms_norm_eps=_read(hf, "rms_norm_eps"),
             rope_theta=_rope_theta(hf),
-            max_positions=_read(hf, "max_position_embeddings"),
+            max_positions=_count(hf, "max_position_embeddings"),
             tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
             qk_norm=family in ("qwen3_moe", "qwen3"),
             sparse=tuple(
                 bool(experts) and i not in dense and (i + 1) % step == 0 for i in range(layers)
             ),
             num_experts=experts,
-            top_k=_read(hf, "num_experts_per_tok") if experts else 0,
-            expert_size=_read(hf, "moe_intermediate_size") if experts else 0,
+            top_k=_count(hf, "num_experts_per_tok") if experts else 0,
+            expert_size=_count(hf, "moe_intermediate_size") if experts else 0,
             norm_topk_prob=bool(hf.get("norm_topk_prob", False)),
         )
         if config.num_heads % config.num_kv_heads:
@@ -143,13 +143,20 @@ _UNSUPPORTED = {
 }
 
 
-def _read(hf: dict, *names: str):
-    values = {hf[name] for name in names if hf.get(name) is not None}
-    if not values:
+def _read(hf: dict, *names: str, default: float | None = None):
+    values = [hf[name] for name in names if hf.get(name) is not None] or [default]
+    if values[0] is None:
         raise ValueError(f"config.json: the field {names[0]} is missing")
-    if len(values) > 1:
+    if any(value != values[0] for value in values):
         raise ValueError(f"config.json: {' and '.join(names)} contradict each other: {values}")
-    return values.pop()
+    return values[0]
+
+
+def _count(hf: dict, *names: str, default: int | None = None) -> int:
+    value = _read(hf, *names, default=default)
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"config.json: {names[0]}={value!r} must be a whole number of at least 1")
+    return value
 
 
 def _rope_theta(hf: dict) -> float:

@@ -81,9 +81,15 @@ def generate(
       top_k, top_p: for evaluation; log-probs stay those of the whole tempered distribution.
 
     Raises:
-      ValueError: if a prompt leaves no room for a completion.
+      ValueError: if a prompt leaves no room for a completion, or there are more stop ids than the
+        slots were made for.
     """
     slots, width = state.tokens.shape
+    if len(stop_ids) > (room := state.controls.stop_ids.shape[1]):
+        raise ValueError(
+            f"stop_ids has {len(stop_ids)} ids: these slots have room for {room}; make them by "
+            "sampler.empty_state with num_stops as large"
+        )
     prompt_ids = range(len(prompts)) if prompt_ids is None else prompt_ids
     for i, prompt in enumerate(prompts):
         if not 0 < len(prompt) < width:

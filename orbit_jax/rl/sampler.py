@@ -284,7 +284,10 @@ def _draw(
 
 
 def _kept(scores: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
-    """[N, V] bool: the top_k highest, and the fewest highest whose probability reaches top_p."""
+    """[N, V] bool: the top_k highest, and the fewest highest whose probability reaches top_p.
+
+    Scores equal to the lowest one kept are kept as well.
+    """
     ranked = jnp.sort(scores, axis=-1, descending=True)
     k = jnp.where(top_k > 0, top_k, scores.shape[-1]).clip(max=scores.shape[-1])
     kth = jnp.take_along_axis(ranked, k[:, None] - 1, axis=-1)

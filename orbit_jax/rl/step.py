@@ -13,9 +13,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
-from flax import struct
 from jax import lax
-from jax.sharding import PartitionSpec as P
 
 from orbit_jax import mesh
 from orbit_jax.adapters.adapter import Adapter, fingerprint
@@ -29,6 +27,7 @@ from orbit_jax.rl.advantages import AdvantageFn, Experience, last_token
 from orbit_jax.rl.batch import Batch
 from orbit_jax.rl.losses import LossFn
 from orbit_jax.rl.metrics import Sums, group_norms
+from orbit_jax.rl.train_state import Critic, TrainState, make_optimizer, state_specs, trainable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,83 +39,6 @@ class StepConfig:
     optimizer: OptimizerConfig
     seed: int = 0
     exact: bool = True
-
-
-@struct.dataclass
-class Critic:
-    """A second adapter on the same frozen base, and a scalar head `[D]` on its hidden states."""
-
-    adapter: Adapter
-    head: jax.Array
-
-
-@struct.dataclass
-class TrainState:
-    """All that training moves. `reference` is a frozen adapter, or None when the base is it."""
-
-    policy: Adapter
-    critic: Critic | None
-    reference: Adapter | None
-    optimizer: optax.OptState
-    step: jax.Array
-
-
-def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """AdamW with linear warm-up; policy and critic are clipped and scaled apart."""
-
-    def adamw(rate: float) -> optax.GradientTransformation:
-        first = rate / (config.warmup_steps + 1)
-        schedule = optax.linear_schedule(first, rate, config.warmup_steps)
-        return optax.chain(
-            optax.clip_by_global_norm(config.max_gradient_norm),
-            optax.adamw(schedule, config.b1, config.b2, weight_decay=config.weight_decay),
-        )
-
-    parts = {"policy": adamw(config.learning_rate), "critic": adamw(config.critic_learning_rate)}
-    return optax.partition(parts, lambda params: {k: k for k in params})
-
-
-def init_state(
-    config: StepConfig, policy: Adapter, critic: Critic | None, reference: Adapter | None = None
-) -> TrainState:
-    """A fresh state: f32 masters and zero moments; the base has neither.
-
-    The reference may be the policy as it stands: it is copied, since the state is donated.
-    """
-    params = _trainable(policy, critic)
-    optimizer = make_optimizer(config.optimizer).init(params)
-    reference = jax.tree.map(jnp.copy, reference)
-    return TrainState(policy, critic, reference, optimizer, jnp.int32(0))
-
-
-def state_specs(state: TrainState) -> TrainState:
-    """Where the state lies on a mesh: adapters and their moments with their weights."""
-    params = {"policy": mesh.adapter_specs(state.policy).params}
-    critic = None
-    if state.critic is not None:
-        critic = Critic(mesh.adapter_specs(state.critic.adapter), P())
-        params["critic"] = {"adapter": critic.adapter.params, "head": critic.head}
-
-    # Moments have the parameters' tree paths at the end of their own.
-    by_path = {_names(path): spec for path, spec in jax.tree_util.tree_leaves_with_path(params)}
-
-    def of_moment(path: tuple, _: jax.Array) -> P:
-        names = _names(path)
-        return next((by_path[names[i:]] for i in range(len(names)) if names[i:] in by_path), P())
-
-    return TrainState(
-        policy=mesh.adapter_specs(state.policy),
-        critic=critic,
-        reference=mesh.adapter_specs(state.reference),
-        optimizer=jax.tree_util.tree_map_with_path(of_moment, state.optimizer),
-        step=P(),
-    )
-
-
-def _names(path: tuple) -> tuple:
-    """A tree path as plain dictionary keys and list indices."""
-    keys = (getattr(k, "key", getattr(k, "idx", None)) for k in path)
-    return tuple(k for k in keys if k is not None)
 
 
 def ppo_step(
@@ -220,7 +142,7 @@ def ppo_step(
         optimizer = jax.tree.map(select, optimizer_after, optimizer)
         return (params, optimizer), (sums, group_norms(grads), ok)
 
-    before = _trainable(state.policy, state.critic)
+    before = trainable(state.policy, state.critic)
     order = _micro_batch_order(config, state.step, rows.shape[0])
     (after, optimizer), (sums, gradient_norms, applied) = lax.scan(
         update, (before, state.optimizer), order
@@ -364,10 +286,3 @@ def _micro_batch_order(config: StepConfig, step: jax.Array, micro_batches: int) 
     keys = jax.random.split(key, ppo.epochs)
     orders = jax.vmap(lambda k: jax.random.permutation(k, micro_batches))(keys)
     return orders.reshape(ppo.epochs * ppo.minibatches, -1)
-
-
-def _trainable(policy: Adapter, critic: Critic | None) -> dict:
-    params = {"policy": policy.params}
-    if critic is not None:
-        params["critic"] = {"adapter": critic.adapter.params, "head": critic.head}
-    return params

@@ -22,6 +22,8 @@ from orbit_jax import compile as compiler  # noqa: E402
 from orbit_jax import parity  # noqa: E402
 from orbit_jax.checkpoint import run_state  # noqa: E402
 from orbit_jax.config import from_config_dict  # noqa: E402
+from orbit_jax.rl.rollouts import Rollouts  # noqa: E402
+from orbit_jax.rl.sampler import STOP_REASONS  # noqa: E402
 from orbit_jax.runs.folder import SUMMARY_KEYS  # noqa: E402
 from orbit_jax.runs.metrics import read_metrics  # noqa: E402
 
@@ -117,6 +119,27 @@ def test_a_resumed_run_equals_one_in_a_single_go(finished, tmp_path):
 def _arrays(checkpoint: Path) -> list[np.ndarray]:
     state = run_state._load(checkpoint, state=run_state.ocp.args.StandardRestore())["state"]
     return [np.asarray(state[name]) for name in sorted(state)]
+
+
+def test_a_group_is_flat_where_its_counted_rewards_are_all_equal():
+    nan, groups = np.nan, np.repeat(np.arange(4), 3)
+    rewards = np.array([1, 1, 1, 1, nan, 1, 0, nan, 1, nan, nan, nan])
+    sampled = Rollouts(
+        tokens=np.zeros((12, 2), np.int32),
+        lengths=np.full(12, 2),
+        prompt_lengths=np.ones(12),
+        sampled=np.tile([False, True], (12, 1)),
+        logprobs=np.zeros((12, 2)),
+        status=np.full(12, STOP_REASONS.index("eos")),
+        groups=groups,
+        temperature=1.0,
+        filtered=False,
+        fingerprint=0,
+    )
+    found = ppo_math.describe(sampled, rewards)
+    assert found["reward/flat_groups"] == 0.75
+    assert found["completion/length_mean"] == 1
+    assert found["stop/eos"] == 1
 
 
 def test_resuming_under_another_meaning_is_refused(finished, tmp_path):

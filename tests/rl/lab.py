@@ -26,7 +26,8 @@ from orbit_jax.rl.batch import Batch, make_batch
 from orbit_jax.rl.losses import ppo_clip
 from orbit_jax.rl.rollouts import Rollouts
 from orbit_jax.rl.sampler import Incoming, SamplerState
-from orbit_jax.rl.step import Critic, StepConfig, TrainState
+from orbit_jax.rl.step import StepConfig
+from orbit_jax.rl.train_state import Critic, TrainState, init_state
 
 MOE = ModelConfig(
     family="qwen3_moe",
@@ -139,7 +140,7 @@ class Lab:
 
     def state(self, config: StepConfig, policy: Adapter, **given: Any) -> TrainState:
         """A fresh state; `critic` and `reference` by name."""
-        return step.init_state(config, policy, **{"critic": None} | given)
+        return init_state(config.optimizer, policy, **{"critic": None} | given)
 
     def train(
         self,

@@ -364,6 +364,12 @@ def test_a_prompt_that_leaves_no_room_is_one_clear_error(toy, adapter, length):
         toy.generate(adapter, prompts=asked)
 
 
+def test_more_stop_ids_than_the_slots_have_room_for_are_one_clear_error(toy, adapter):
+    room = toy.empty().controls.stop_ids.shape[1]
+    with pytest.raises(ValueError, match=f"stop_ids has {room + 1} ids: .* room for {room}"):
+        toy.generate(adapter, stop_ids=range(room + 1))
+
+
 # T2: filters and greedy, for evaluation
 
 

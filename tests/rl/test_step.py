@@ -16,7 +16,8 @@ from orbit_jax.rl.advantages import generalised, group_relative
 from orbit_jax.rl.batch import Batch
 from orbit_jax.rl.packing import pack
 from orbit_jax.rl.rollouts import Rollouts
-from orbit_jax.rl.step import StepConfig, TrainState, _micro_batch_order
+from orbit_jax.rl.step import StepConfig, _micro_batch_order
+from orbit_jax.rl.train_state import TrainState
 
 NAN, INF = np.nan, np.inf
 
