@@ -107,7 +107,7 @@ def run(
         if start == 0:
             record.before(evaluate(whole))
 
-        for step in range(start, config.steps):
+        for step in record.timed(range(start, config.steps)):
             problems = problems_of_step(data.train, step, sampler.prompts_per_step, config.seed)
             sampled, texts = rollouts(problems, sampler.group_size, sampler.temperature, step)
             asked = [problems[group] for group in sampled.groups]

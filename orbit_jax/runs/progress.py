@@ -30,7 +30,7 @@ METRICS = {
     "tokens_per_second": Shown("tokens/s", "{:,.0f}"),
     "seconds/step": Shown("s/step", "{:.2f}"),
 }
-RECENT_STEPS = 20  # the rate is that of the last steps, so compiling the first does not blur it
+RECENT_STEPS = 20  # the rate is that of the last steps
 
 
 class Progress:
@@ -74,6 +74,10 @@ class Progress:
     def __exit__(self, *exception: object) -> None:
         if self._live:
             self._live.stop()
+
+    def start_clock(self) -> None:
+        """From now on time is spent on steps: what came before is not in the rate."""
+        self._times = deque([(self._done, time.monotonic())], maxlen=RECENT_STEPS + 1)
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Shows that `step` steps are done; metrics that are not given keep their last value."""

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import jax
@@ -40,9 +40,14 @@ MAY_DIFFER = (
 
 @dataclasses.dataclass
 class Totals:
-    """Running figures of the summary; they travel with each checkpoint."""
+    """Running figures of the summary; they travel with each checkpoint.
+
+    `seconds` is the run's wall time, start-up and evaluations included; `step_seconds` counts
+    rollouts, rewards and updates alone.
+    """
 
     seconds: float = 0.0
+    step_seconds: float = 0.0
     tokens: int = 0
     parity_max_abs_diff: float = 0.0
     parity_tokens: int = 0
@@ -66,7 +71,7 @@ class Recorder:
         self.totals = Totals()
         self._found = run_state.latest(self.folder.checkpoints)
         self._start = 0
-        self._tick = time.monotonic()
+        self._tick = self._step_began = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +108,6 @@ class Recorder:
             self.note(f"ignored the half-written checkpoint {name}")
         for name, value in self.facts.items():
             self.folder.log(f"{name}: {value}")
-        self._tick = time.monotonic()
         return state, self._start
 
     def note(self, text: str) -> None:
@@ -115,12 +119,22 @@ class Recorder:
         self._metrics.write(0, evaluation)
         self.note(f"before training: {_readable(evaluation)}")
 
+    def timed(self, steps: Iterable[int]) -> Iterator[int]:
+        """The same steps, each timed from here to its `check`: neither start-up nor evaluations."""
+        self._progress.start_clock()
+        for step in steps:
+            self._step_began = time.monotonic()
+            yield step
+
     def check(self, step: int, metrics: Mapping[str, Any], batch: Any, recipe: str) -> None:
-        """Stops the run at a batch whose log-probs differ; the step has already kept its state.
+        """Ends a step's time; stops the run at a batch whose log-probs differ.
+
+        The step has already kept its state.
 
         Raises:
           RuntimeError: with the bucket, the difference and where the batch was saved.
         """
+        self._step_seconds = time.monotonic() - self._step_began
         gap = float(metrics["parity/max_abs_diff"])
         if recipe == "corrected" or gap == 0:
             return
@@ -142,10 +156,8 @@ class Recorder:
         samples: Sequence[Mapping[str, Any]],
     ) -> None:
         """Records one step: `metrics` from the device, rewards [B], outcomes [B], sample rows."""
-        seconds = time.monotonic() - self._tick
-        self._tick = time.monotonic()
-        tokens = int(metrics["tokens"])
-        self.totals.seconds += seconds
+        seconds, tokens = self._step_seconds, int(metrics["tokens"])
+        self.totals.step_seconds += seconds
         self.totals.tokens += tokens
         self.totals.parity_tokens += int(metrics["parity/tokens"])
         gap = float(metrics["parity/max_abs_diff"])
@@ -164,6 +176,7 @@ class Recorder:
 
     def checkpoint(self, steps_done: int, state: Any) -> None:
         """Saves everything that decides the future."""
+        self._take_time()
         facts = {
             "base_hash": self.facts["base_hash"],
             "totals": dataclasses.asdict(self.totals),
@@ -188,6 +201,7 @@ class Recorder:
     def _finish(self, passed: float | None, finished: bool) -> dict[str, Any]:
         rows = read_metrics(self.folder.path)
         rewards = [row["reward/mean"] for row in rows if row.get("reward/mean") is not None]
+        self._take_time()
         totals = self.totals
         summary = {
             "experiment": self.config["experiment"],
@@ -201,7 +215,7 @@ class Recorder:
             "reward_last": rewards[-1] if rewards else None,
             "parity_max_abs_diff": totals.parity_max_abs_diff,
             "parity_tokens": totals.parity_tokens,
-            "tokens_per_second": totals.tokens / max(totals.seconds, 1e-9),
+            "tokens_per_second": totals.tokens / max(totals.step_seconds, 1e-9),
             "peak_memory_bytes": _peak_memory_bytes(),
             "base_bytes": self.facts["base_bytes"],
             "adapter_bytes": self.facts["adapter_bytes"],
@@ -215,6 +229,11 @@ class Recorder:
             f"{totals.parity_max_abs_diff:g}; learning curve: {plot}"
         )
         return summary
+
+    def _take_time(self) -> None:
+        now = time.monotonic()
+        self.totals.seconds += now - self._tick
+        self._tick = now
 
 
 def _readable(evaluation: Mapping[str, float]) -> str:
