@@ -1,6 +1,6 @@
 r"""Pretrains the tiny mixture of experts that the repository ships, and quantises it to INT4.
 
-    python experiments/build_tiny_base.py --out orbit_jax/assets/tiny_moe_int4
+    python experiments/build_tiny_base.py --out runs/tiny_moe_int4
 
 A base model for the demo: it has seen text of mixed quality. Both phases train on the train side
 of generated sums (`7+8-3`; a problem that `is_heldout` never appears), with f32 master weights and
@@ -10,7 +10,8 @@ bf16 compute, through the same forward pass that PPO uses.
      stops as soon as the INT4 model solves between a quarter and a half of the held-out problems,
      greedy and at temperature 1. By then it mostly answers at once, and is often wrong; that
      showing its work pays is for PPO to find out.
-The seed rebuilds the same bytes on the same jaxlib and CPU features.
+The seed rebuilds the same bytes on the same jaxlib and CPU features; the last line says whether
+they are those of the shipped base.
 """
 
 import argparse
@@ -74,6 +75,7 @@ PEAK_RATE, LAST_RATE, WARMUP_STEPS, DECAY_STEPS = 3e-3, 5e-4, 100, 200
 WORKED_SHARE = 0.25  # of the corpus of phase 2
 WINDOW = (0.25, 0.5)  # pass rates at which phase 2 ends
 CHECK_EVERY = 10  # steps of phase 2
+SHIPPED = Path(__file__).parents[1] / "orbit_jax/assets/tiny_moe_int4"
 
 
 def batches(tokenizer: Tokenizer, seed: int, worked_share: float) -> Iterator[dict]:
@@ -228,6 +230,7 @@ def main() -> None:
 
     base = pack_base(weights)
     save_base(args.out, HF_CONFIG, base)
+    shipped = json.loads((SHIPPED / "build.json").read_text())
     report = {
         "command": f"python experiments/build_tiny_base.py --steps {args.steps} --seed {args.seed}",
         "phase_2_steps": i + 1,
@@ -244,6 +247,8 @@ def main() -> None:
                 report[label] = examine(base, problems, temperature, begin)
     (args.out / "build.json").write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2))
+    same = report["sha256"] == shipped["sha256"]
+    print(f"the weights {'equal' if same else 'differ from'} those in {SHIPPED}")
 
 
 if __name__ == "__main__":
