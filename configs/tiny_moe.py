@@ -21,7 +21,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
     config.base = ConfigDict()
     config.base.path = "orbit_jax/assets/tiny_moe_int4"  # a Hugging Face folder
-    config.base.working_copy = "auto"  # keep a bf16 copy beside the codes: auto, never or always
+    config.base.working_copy = "auto"  # widen to bf16 once (same bits): auto, never or always
     config.base.working_copy_share = 0.1  # auto: only if it fits this share of the free memory
 
     config.adapter = ConfigDict()
@@ -41,8 +41,8 @@ def get_config(variant: str = "") -> ConfigDict:
     config.task = ConfigDict()
     config.task.jsonl = ""  # a file of {"prompt", "answer"} rows; empty: generated arithmetic
     config.task.data_seed = 0  # of the generated problems
-    config.task.train_problems = 10_000
-    config.task.heldout_problems = 500  # never trained on
+    config.task.train_problems = 10_000  # generated ones; of a file all that are not held out
+    config.task.heldout_problems = 500  # never trained on; of a file at most so many
     config.task.unseen_problems = 500  # of a difficulty that is never trained on
     config.task.grader_workers = 1  # processes for symbolic answers; started only when needed
     config.task.grader_max_seconds = 5.0  # per answer, wall clock

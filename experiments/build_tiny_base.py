@@ -202,7 +202,7 @@ def main() -> None:
     )
     state = optimizer.init(weights)
     step = make_step(config, optimizer)
-    pack_base = jax.jit(freeze)
+    pack_base = compiler.jit(freeze, {})
     examine = Examiner(config, tokenizer)
     heldout = generate_problems(seed=0).heldout
 

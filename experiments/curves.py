@@ -17,6 +17,8 @@ EVALUATIONS += ("unseen/pass_greedy", "unseen/pass_sampled")
 def row(folder: Path) -> dict:
     """What a table says of one run: evaluation before and after, gap, cost."""
     summary = json.loads((folder / "summary.json").read_text())
+    if not summary["finished"]:
+        raise SystemExit(f"{folder} is not finished: resume it first, or leave it out")
     evaluated = [r for r in read_metrics(folder) if EVALUATIONS[-1] in r] or read_metrics(folder)
     config = summary["config"]
     mesh = config["mesh"]
@@ -44,6 +46,8 @@ def main() -> None:
     args = parser.parse_args()
     rows = [row(folder) for folder in args.runs]
     labels = [f"{r['arm']}, mesh {r['mesh']}, seed {r['seed']}" for r in rows]
+    if len(set(labels)) < len(labels):
+        labels = [f"{label}, {f.name}" for label, f in zip(labels, args.runs, strict=True)]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.with_suffix(".json").write_text(json.dumps(rows, indent=2) + "\n")
     curves = {name: read_metrics(f) for name, f in zip(labels, args.runs, strict=True)}

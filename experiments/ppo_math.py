@@ -104,10 +104,12 @@ def run(
             advantage_fn,
         )
         record.note(report.sentence)
-        if start == 0:
+        if not record.resumed:
             record.before(evaluate(whole))
 
         for step in record.timed(range(start, config.steps)):
+            if stop.requested:
+                return record.stopped(step, state)
             problems = problems_of_step(data.train, step, sampler.prompts_per_step, config.seed)
             sampled, texts = rollouts(problems, sampler.group_size, sampler.temperature, step)
             asked = [problems[group] for group in sampled.groups]
@@ -119,14 +121,13 @@ def run(
                 programs.step, base, state, batch, loss_fn, advantage_fn
             )
             metrics = jax.device_get(metrics) | describe(sampled, rewards)
-            record.check(step, metrics, batch, programs.recipe)
+            record.check(step, state, metrics, batch, programs.recipe)
             if (step + 1) % config.evaluation.every_steps == 0 and step + 1 < config.steps:
                 metrics |= evaluate(part)
-            record.step(step, metrics, rewards, outcomes, rows(sampled, asked, texts, rewards))
-            if stop.requested or (step + 1) % config.run.checkpoint_every_steps == 0:
+            samples = rows(sampled, asked, texts, rewards, outcomes)
+            record.step(step, metrics, rewards, outcomes, samples)
+            if (step + 1) % config.run.checkpoint_every_steps == 0:
                 record.checkpoint(step + 1, state)
-            if stop.requested:
-                return record.stopped(step + 1)
 
         record.checkpoint(config.steps, state)
         return record.after(evaluate(whole))
@@ -146,7 +147,11 @@ def describe(sampled: Rollouts, rewards: np.ndarray) -> dict[str, float]:
 
 
 def rows(
-    sampled: Rollouts, asked: Sequence[Problem], texts: Sequence[str], rewards: np.ndarray
+    sampled: Rollouts,
+    asked: Sequence[Problem],
+    texts: Sequence[str],
+    rewards: np.ndarray,
+    outcomes: Sequence[str],
 ) -> list[dict]:
     """One record a rollout, for `samples/`."""
     return [
@@ -156,11 +161,15 @@ def rows(
             "answer": problem.answer,
             "completion": text,
             "reward": float(reward),
+            "outcome": outcome,
             "stop": STOP_REASONS[sampled.status[i]],
+            "prompt_ids": sampled.tokens[i, : sampled.prompt_lengths[i]].tolist(),
             "ids": sampled.completion(i),
             "logprobs": sampled.logprobs[i, sampled.sampled[i]].tolist(),
         }
-        for i, (problem, text, reward) in enumerate(zip(asked, texts, rewards, strict=True))
+        for i, (problem, text, reward, outcome) in enumerate(
+            zip(asked, texts, rewards, outcomes, strict=True)
+        )
     ]
 
 

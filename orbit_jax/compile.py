@@ -59,6 +59,11 @@ class Program:
         """Runs the function, compiling it first for new shapes or static arguments."""
         return self._jitted(*args, **kwargs)
 
+    @property
+    def executables(self) -> int:
+        """How many it has: more than traces where the same shapes came from elsewhere."""
+        return self._jitted._cache_size()
+
 
 def jit(
     fn: Callable,

@@ -1,11 +1,13 @@
 """The run's configuration: an ml_collections file becomes one frozen, validated tree at the door.
 
-Every field is documented in `configs/tiny_moe.py`. Inside the program only these dataclasses
-travel; they are hashable, so the parts that shapes depend on serve as static arguments of a jit.
+Every field is documented in `configs/tiny_moe.py`, whose values are the defaults here. Inside the
+program only these dataclasses travel; they are hashable, so the parts that shapes depend on serve
+as static arguments of a jit.
 """
 
 import dataclasses
 import difflib
+from collections.abc import Mapping
 from typing import Any
 
 from orbit_jax.adapters.adapter import LINEAR_LAYERS
@@ -47,11 +49,11 @@ class TaskConfig:
 class SamplerConfig:
     """How rollouts are drawn."""
 
-    prompts_per_step: int = 64
+    prompts_per_step: int = 32
     group_size: int = 8
     temperature: float = 1.0
-    max_prompt_tokens: int = 32
-    max_completion_tokens: int = 32
+    max_prompt_tokens: int = 20
+    max_completion_tokens: int = 44
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +63,7 @@ class PPOConfig:
     advantage: str = "group_relative"
     epochs: int = 1
     minibatches: int = 1
-    micro_batches: int = 1
+    micro_batches: int = 2
     token_buckets: tuple[float, ...] = (0.375, 0.75, 1.0)
     remat: bool = False
     clip_low: float = 0.2
@@ -90,8 +92,8 @@ class PPOConfig:
 class OptimizerConfig:
     """AdamW with warm-up and gradient clipping."""
 
-    learning_rate: float = 1e-3
-    critic_learning_rate: float = 1e-3
+    learning_rate: float = 5e-4
+    critic_learning_rate: float = 2e-3
     warmup_steps: int = 5
     b1: float = 0.9
     b2: float = 0.99
@@ -112,7 +114,7 @@ class MeshConfig:
 class EvaluationConfig:
     """Held-out evaluation during the run; before and after it, all held-out problems are used."""
 
-    every_steps: int = 20
+    every_steps: int = 10
     problems: int = 128
 
 
@@ -132,7 +134,7 @@ class Config:
 
     experiment: str = "ppo_math"
     seed: int = 0
-    steps: int = 100
+    steps: int = 60
     parity: str = "auto"
     base: BaseConfig = BaseConfig()
     adapter: AdapterConfig = AdapterConfig()
@@ -176,6 +178,8 @@ def to_dict(config: Config) -> dict:
 def _read(kind: type, given: dict, path: str) -> Any:
     fields = {f.name: f for f in dataclasses.fields(kind)}
     values = {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{path}={given!r}: expected a section with the fields {sorted(fields)}")
     for name, value in given.items():
         here = f"{path}.{name}"
         if name not in fields:
@@ -192,9 +196,9 @@ def _read(kind: type, given: dict, path: str) -> Any:
 
 def _typed(default: Any, value: Any, path: str) -> Any:
     if isinstance(default, tuple):
-        if isinstance(value, str) or not all(isinstance(v, type(default[0])) for v in value):
+        if not isinstance(value, list | tuple):
             raise ValueError(f"{path}={value!r}: expected a list such as {default[:2]}")
-        return tuple(value)
+        return tuple(_typed(default[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not type(default):
@@ -219,10 +223,15 @@ def _validate(config: Config) -> None:
         task.heldout_problems run.checkpoint_every_steps run.keep_checkpoints
         run.samples_every_steps optimizer.learning_rate ppo.std_floor
     """
-    for field in positive.split():
-        section, _, name = field.rpartition(".")
-        value = getattr(getattr(config, section) if section else config, name)
-        require(value > 0, field, "must be above 0")
+    not_negative = """
+        seed task.data_seed task.unseen_problems optimizer.warmup_steps optimizer.weight_decay
+        ppo.clip_low ppo.clip_high ppo.value_clip ppo.kl_coefficient ppo.entropy_coefficient
+    """
+    for fields, least in ((positive, "above 0"), (not_negative, "at least 0")):
+        for field in fields.split():
+            section, _, name = field.rpartition(".")
+            value = getattr(getattr(config, section) if section else config, name)
+            require(value > 0 or (value == 0 and fields is not_negative), field, f"must be {least}")
     choices = {
         "base.working_copy": ("auto", "never", "always"),
         "parity": ("auto", "fast", "tiles", "corrected"),
@@ -258,9 +267,16 @@ def _validate(config: Config) -> None:
     )
     require(
         config.ppo.token_buckets[-1:] == (1.0,)
-        and all(0 < share <= 1 for share in config.ppo.token_buckets),
+        and all(share * config.num_slots >= 2 for share in config.ppo.token_buckets)
+        and max(config.ppo.token_buckets) == 1,
         "ppo.token_buckets",
-        "must be shares above 0, the last of them 1.0, which holds any batch",
+        "must be shares of at least 2 tokens a row; the last is 1.0, which holds any batch",
+    )
+    require(
+        (config.ppo.kl_coefficient > 0) == (config.ppo.kl in ("reward", "loss")),
+        "ppo.kl_coefficient",
+        f"does not go with ppo.kl={config.ppo.kl!r}: a coefficient above 0 is used by 'reward' and "
+        "'loss', which need one",
     )
     require(
         config.ppo.dual_clip == 0 or config.ppo.dual_clip > 1,

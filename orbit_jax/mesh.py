@@ -5,6 +5,7 @@ dimension, with activations gathered, which keeps the numbers of one device; exp
 Sampler and trainer share these rules, so nothing is resharded between them.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -21,6 +22,7 @@ from orbit_jax.quant.qtensor import QTensor
 
 P = PartitionSpec
 _REPLICATED = ("embed_tokens", "lm_head", "norm", "gate", "q_norm", "k_norm")
+_FIELDS = tuple(field.name for field in dataclasses.fields(QTensor))
 _LAYER_NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
@@ -121,9 +123,19 @@ def row_specs(tree):
 def place(config: ModelConfig, tree, specs):
     """Puts a tree of arrays on the mesh (or on the one device)."""
     if config.mesh.size == 1:
-        return jax.device_put(tree)
+        # Named: an array that may be moved is another signature to jit than one that may not.
+        return jax.device_put(tree, jax.devices()[0])
     mesh = build(config.mesh)
     return jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), tree, specs)
+
+
+def place_weight(config: ModelConfig, path: str, array: np.ndarray) -> jax.Array:
+    """Puts one array of the base where it belongs: the `put` of `load_base`.
+
+    `path` is such as `norm` or `layers.0.self_attn.q_proj.codes`.
+    """
+    names = tuple(name for name in path.split(".") if name not in _FIELDS)
+    return place(config, array, weight_spec(names))
 
 
 def constrain(config: ModelConfig, tree, specs):

@@ -154,7 +154,6 @@ def measure(
     model, width = programs.model, config.num_slots
     groups = config.sampler.prompts_per_step
     prompts = [prompts[i % len(prompts)] for i in range(groups)]
-    longest = max(len(p) for p in prompts)
     gaps: dict[int, float] = {}
     buckets = token_buckets(config)
     # A difference may show in one token of a thousand: few buckets are gone through repeatedly.
@@ -162,18 +161,18 @@ def measure(
         itertools.islice(itertools.cycle(buckets), max(len(buckets), _ROUNDS))
     ):
         # A limit per row keeps the rollouts of this round within the bucket.
-        per_row = size * config.ppo.micro_batches // config.rows
-        if per_row <= longest:
-            continue  # too small for these prompts with a completion each
+        per_row = min(size * config.ppo.micro_batches // config.rows, width)
+        cut = [prompt[: max(per_row // 2, 1)] for prompt in prompts]
+        noisy = _perturbed(state, i)
         rollouts, slots = generate(
             programs.sample,
             model,
             base,
-            (noisy := _perturbed(state, i)).policy,
+            noisy.policy,
             slots,
-            prompts,
+            cut,
             group_size=config.sampler.group_size,
-            max_completion_tokens=min(per_row, width) - longest,
+            max_completion_tokens=per_row - max(len(prompt) for prompt in cut),
             stop_ids=stop_ids,
             temperature=config.sampler.temperature,
             seed=config.seed,

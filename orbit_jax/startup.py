@@ -4,6 +4,7 @@ Everything that can be refused is refused here, before any long work.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -14,7 +15,8 @@ import psutil
 from orbit_jax import mesh
 from orbit_jax.adapters.adapter import attach, fingerprint
 from orbit_jax.adapters.lora import LoRA
-from orbit_jax.checkpoint.huggingface import base_bytes, base_hash, load_base
+from orbit_jax.checkpoint.huggingface import base_bytes, base_hash, load_base, read_config
+from orbit_jax.checkpoint.safetensors_io import checkpoint_files
 from orbit_jax.checkpoint.tokenizer import Tokenizer
 from orbit_jax.config import Config
 from orbit_jax.model.config import MeshShape, ModelConfig
@@ -44,32 +46,47 @@ class Frozen:
 
 def set_devices(config: Config) -> None:
     """Simulates devices on the CPU where the config asks for it; to be called before any other."""
-    if config.mesh.simulate:
-        jax.config.update("jax_num_cpu_devices", config.mesh.data * config.mesh.tensor)
+    if not config.mesh.simulate:
+        return
+    count = config.mesh.data * config.mesh.tensor
+    try:
+        jax.config.update("jax_platforms", "cpu")
+        if jax.config.jax_num_cpu_devices != count:
+            jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError as error:
+        raise ValueError(
+            f"config.mesh.simulate: this process already uses its devices and cannot have {count} "
+            "of them: start a new one (in a notebook, restart the kernel)"
+        ) from error
 
 
 def load(config: Config) -> Frozen:
     """Loads the base onto the mesh and checks that the run's slots fit the memory.
 
     Raises:
-      ValueError: for a folder that cannot be read, a mesh that does not divide the model, prompts
-        and completions longer than the model's positions, or more rows than memory would hold.
+      ValueError: for a folder that cannot be read, a tokenizer of another model, a mesh that does
+        not divide the model, prompts and completions longer than the model's positions, or more
+        rows than memory would hold.
     """
     shape = MeshShape(config.mesh.data, config.mesh.tensor)
     mesh.build(shape)
     tokenizer = Tokenizer.load(config.base.path)
-    model, base = load_base(config.base.path, put=lambda path, array: array)
-    model = dataclasses.replace(model, mesh=shape)
+    model = dataclasses.replace(read_config(config.base.path), mesh=shape)
     mesh.validate(model)
+    if tokenizer.vocab_size > model.vocab_size:
+        raise ValueError(
+            f"config.base.path={config.base.path!r}: its tokenizer has {tokenizer.vocab_size} ids, "
+            f"its model {model.vocab_size}: the files belong to different models"
+        )
     if config.num_slots > model.max_positions:
         raise ValueError(
             f"config.sampler: max_prompt_tokens + max_completion_tokens need {config.num_slots} "
             f"positions, the model has {model.max_positions}: lower one of them"
         )
     _check_memory(config, model)
+    _, base = load_base(config.base.path, put=functools.partial(mesh.place_weight, model))
     packed = base_bytes(base)
     copy = _wants_copy(config, base)
-    base = mesh.place(model, base, mesh.base_specs(base))
     if copy:
         base = jax.tree.map(
             lambda q: working_copy(q) if isinstance(q, QTensor) else q,
@@ -151,25 +168,28 @@ def _wants_copy(config: Config, base: dict) -> bool:
 
 
 def _check_memory(config: Config, model: ModelConfig) -> None:
-    """Refuses a batch whose cache and activations, by a closed form, exceed the free memory."""
+    """Refuses a batch that, by a closed form, exceeds the free memory together with the base."""
     item = 2  # bf16
     positions = config.rows * config.num_slots
     cache = 2 * model.num_layers * positions * model.num_kv_heads * model.head_dim * item
     # What one layer's backward pass keeps, per token: inputs and outputs of its matmuls.
     width = 6 * model.hidden_size + 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
-    width += 4 * max(model.top_k, 1) * max(model.expert_size, model.intermediate_size)
+    experts = model.top_k * model.expert_size if any(model.sparse) else 0
+    width += 4 * max(experts, 0 if all(model.sparse) else model.intermediate_size)
     layers = 1 if config.ppo.remat else model.num_layers
     activations = layers * positions // config.ppo.micro_batches * width * item
-    needed, free = cache + activations, _free_bytes() * model.mesh.size
+    base = sum(file.stat().st_size for file in checkpoint_files(config.base.path))
+    logits = 4 * 4 * model.head_chunk * model.vocab_size  # f32, with what its gradient needs
+    needed, free = base + cache + activations + logits, _free_bytes() * model.mesh.size
     if config.mesh.simulate:
         free //= model.mesh.size  # simulated devices share the host's memory
     if needed > free:
         raise ValueError(
             f"config.sampler: {config.sampler.prompts_per_step} prompts x "
             f"{config.sampler.group_size} samples of {config.num_slots} positions need about "
-            f"{needed / 1e9:.1f} GB ({cache / 1e9:.1f} GB of it cache), {free / 1e9:.1f} GB are "
-            "free: lower prompts_per_step, group_size or the token limits, or raise "
-            "ppo.micro_batches"
+            f"{needed / 1e9:.1f} GB (base {base / 1e9:.1f}, cache {cache / 1e9:.1f}, activations "
+            f"{activations / 1e9:.1f}), {free / 1e9:.1f} GB are free: raise ppo.micro_batches, set "
+            "ppo.remat, or lower prompts_per_step, group_size or the token limits"
         )
 
 

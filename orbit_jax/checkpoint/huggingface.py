@@ -74,6 +74,11 @@ def load_base(folder: str | Path, put: Put | None = None) -> tuple[ModelConfig, 
     return config, jax.tree_util.tree_map_with_path(load, tree)
 
 
+def read_config(folder: str | Path) -> ModelConfig:
+    """What `config.json` says, before any weight is read."""
+    return ModelConfig.from_hf(read_json(Path(folder) / "config.json"))
+
+
 def base_bytes(base: dict) -> int:
     """Bytes of a base, all leaves together."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(base))

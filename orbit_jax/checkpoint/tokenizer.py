@@ -52,6 +52,8 @@ class Tokenizer:
             fast = FastTokenizer.from_file(str(path))
         except Exception as error:  # the tokenizers package raises bare Exception
             raise ValueError(f"{path} is not a tokenizer that can be read: {error}.") from error
+        fast.no_truncation()  # settings that somebody's fine-tuning may have left in the file
+        fast.no_padding()
         config = _read_json(folder / "tokenizer_config.json")
         special = _special_tokens(config)
         eos_ids = _eos_ids(folder, fast, special)

@@ -5,6 +5,7 @@ of given targets, a chunk of rows at a time, so that no array of all logits exis
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -69,13 +70,16 @@ def score(
         body = jax.checkpoint(functools.partial(chunk, base))
         return over_rows(body, config.tile or config.head_chunk, *arrays)
 
-    if config.mesh.size > 1:
-        head = {name: base[name] for name in ("embed_tokens", "lm_head") if name in base}
-        specs = (mesh.base_specs(head), P("data"), P("data"), P("data"))
-        return mesh.per_device(every_row, config, specs, P("data"))(
-            head, hidden, targets, temperature
-        )
-    return every_row(base, hidden, targets, temperature)
+    return with_head(config, every_row, base, hidden, targets, temperature)
+
+
+def with_head(config: ModelConfig, fn: Callable, base: dict, *rows: jax.Array):
+    """`fn(base, *rows)`, which reads of the base only what `logits` does: each device its rows."""
+    if config.mesh.size == 1:
+        return fn(base, *rows)
+    head = {name: base[name] for name in ("embed_tokens", "lm_head") if name in base}
+    specs = (mesh.base_specs(head), *(P("data") for _ in rows))
+    return mesh.per_device(fn, config, specs, P("data"))(head, *rows)
 
 
 def logits(base: dict, hidden: jax.Array) -> jax.Array:

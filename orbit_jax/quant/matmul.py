@@ -102,7 +102,8 @@ def over_rows(fn: Callable, tile: int, *arrays: jax.Array):
     count = -(-n // tile)
 
     def split(a: jax.Array) -> jax.Array:
-        padded = jnp.pad(a, ((0, count * tile - n),) + ((0, 0),) * (a.ndim - 1))
+        # By copies of the last row: zeros could be bad arguments (a temperature of 0).
+        padded = jnp.pad(a, ((0, count * tile - n),) + ((0, 0),) * (a.ndim - 1), mode="edge")
         return padded.reshape(count, tile, *a.shape[1:])
 
     out = lax.map(lambda xs: fn(*xs), tuple(split(a) for a in arrays))

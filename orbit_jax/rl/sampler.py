@@ -19,7 +19,7 @@ from orbit_jax.adapters.adapter import Adapter, fingerprint
 from orbit_jax.model.attention import Cache, empty_cache
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.stream import Stream
-from orbit_jax.model.transformer import apply, log_softmax_at, logits
+from orbit_jax.model.transformer import apply, log_softmax_at, logits, with_head
 from orbit_jax.quant.matmul import over_rows
 
 STOP_REASONS = ("running", "eos", "length", "tool", "idle")
@@ -170,9 +170,10 @@ def sample(
             decode=True,
         )
         hidden, cache, _ = apply(config, base, adapter, stream, state.cache)
-        token, logprob = over_rows(
-            functools.partial(_draw, base, filters),
-            config.tile,
+        token, logprob = with_head(
+            config,
+            functools.partial(_draw, config.tile, filters),
+            base,
             hidden,
             keys,
             state.lengths,
@@ -256,7 +257,12 @@ def _row_keys(noise_ids: jax.Array) -> jax.Array:
     return jax.vmap(key)(noise_ids)
 
 
-def _draw(
+def _draw(tile: int, filters: bool, base: dict, *rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Draws the tokens [N] at `positions` by adding Gumbel noise; returns them and log-probs."""
+    return over_rows(functools.partial(_draw_rows, base, filters), tile, *rows)
+
+
+def _draw_rows(
     base: dict,
     filters: bool,
     hidden: jax.Array,
@@ -266,7 +272,6 @@ def _draw(
     top_k: jax.Array,
     top_p: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Draws the tokens [N] at `positions` by adding Gumbel noise; returns them and log-probs."""
     raw = logits(base, hidden)
     greedy = temperature <= 0
     scale = jnp.where(greedy, 1.0, temperature)

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -109,6 +110,7 @@ def ppo_step(
         num_groups=batch.num_groups,
     )
     advantages, returns = advantage_fn(ppo, experience)
+    chex.assert_shape([advantages, returns], mask.shape)
     targets = {
         "stream": batch.stream,
         "mask": mask,
@@ -164,7 +166,7 @@ def ppo_step(
         critic=critic,
         reference=state.reference,
         optimizer=optimizer,
-        step=state.step + 1,
+        step=state.step + ok,
     )
     changes = group_norms(jax.tree.map(jnp.subtract, params, before))
     sizes = {k: changes[k] / jnp.maximum(v, 1e-12) for k, v in group_norms(before).items()}
@@ -204,10 +206,12 @@ def _loss(
     entropy = jnp.where(mask, entropy, 0.0)
     old, reference = micro["old"], micro["reference"]
     token_loss, extra = loss_fn(ppo, logprobs, old, micro["advantages"])
+    chex.assert_shape([token_loss, *extra.values()], mask.shape)  # a mean would weigh wrongly
     token_loss = token_loss * micro["weights"]
     if ppo.kl == "loss":
         token_loss += ppo.kl_coefficient * losses.kl_in_loss(logprobs, reference)
-    token_loss -= ppo.entropy_coefficient * entropy
+    if ppo.entropy_coefficient:
+        token_loss -= ppo.entropy_coefficient * entropy
     count = jnp.maximum(count, 1)
     total = jnp.where(mask, token_loss, 0.0).sum() / count
     difference = logprobs - old

@@ -1,9 +1,12 @@
 """The command line of an experiment: `--config file.py[:variant]`, overrides, `--resume`, `--help`.
 
-A mistake in what was typed ends in one sentence and exit status 2, not in a traceback.
+A mistake in what was typed, and whatever this package refuses, ends in one sentence and exit status
+2; any other error keeps its traceback.
 """
 
+import linecache
 import sys
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -19,7 +22,7 @@ def main(run: Callable[[Config, str], object], default_config: str) -> None:
     """Parses the command line and calls `run(config, resume)`.
 
     Args:
-      run: the experiment. A ValueError from it is a refusal: its sentence is what the user sees.
+      run: the experiment. What `orbit_jax` itself raises in it is a sentence for the user.
       default_config: used when `--config` is not given.
     """
     try:  # defining the flag already applies overrides to the default config
@@ -32,7 +35,9 @@ def main(run: Callable[[Config, str], object], default_config: str) -> None:
     for name in ("config", "resume"):  # so that --help shows them as the experiment's own
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
-    def call(_: list[str]) -> None:
+    def call(arguments: list[str]) -> None:
+        if arguments[1:]:
+            _refuse(ValueError(f"{arguments[1]!r} stands alone: is --config or --resume missing?"))
         logging.set_verbosity(logging.WARNING)  # orbax tells of every file it touches
         try:
             config = from_config_dict(recipe.value)
@@ -43,7 +48,9 @@ def main(run: Callable[[Config, str], object], default_config: str) -> None:
             _refuse(error)
         try:
             run(config, resume.value)
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
+            if not _is_sentence(error):
+                raise
             _refuse(error)
 
     app.run(call, flags_parser=_parse)
@@ -55,6 +62,13 @@ def _parse(arguments: list[str]) -> list[str]:
         return flags.FLAGS(arguments)
     except _MISTAKES as error:
         _refuse(error)
+
+
+def _is_sentence(error: Exception) -> bool:
+    """Whether a `raise` of this package made the error, not a call that went wrong inside it."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    code = linecache.getline(frame.f_code.co_filename, line).lstrip()
+    return frame.f_globals.get("__name__", "").startswith("orbit_jax.") and code.startswith("raise")
 
 
 def _refuse(error: Exception) -> NoReturn:

@@ -42,7 +42,10 @@ def learning_curve(rows_by_label: Mapping[str, Sequence[Mapping[str, Any]]], pat
     colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(rows_by_label)}
     for label, rows in rows_by_label.items():
         _draw_quality(upper, rows, colours[label], faint_too=len(colours) == 1)
-    upper.set(ylim=(-0.02, 1.02), yticks=np.linspace(0, 1, 6), ylabel="reward, pass rate")
+    lowest, highest = upper.dataLim.intervaly if upper.has_data() else (0, 1)
+    if lowest >= 0 and highest <= 1:  # rewards of other ranges take the axis that they need
+        upper.set(ylim=(-0.02, 1.02), yticks=np.linspace(0, 1, 6))
+    upper.set(ylabel="reward, pass rate")
     _draw_gap(lower, rows_by_label, colours)
     lower.set(ylabel="log-prob gap\nmax |train - rollout|", xlabel="step")
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -95,7 +95,7 @@ class Progress:
     def note(self, text: str) -> None:
         """Shows and logs a line of its own, above the live view."""
         if self._live:
-            self._console.print(text, markup=False, highlight=False)
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
             self._log(text)
         else:
             self._line(text)

@@ -24,9 +24,12 @@ from orbit_jax.runs.progress import Progress
 
 State = TypeVar("State")
 
+MOST_IDLE_STEPS = 3  # in a row without an update; then something is broken that goes on being so
+
 # Fields of a config that a resumed run may change: they alter neither shapes nor meaning.
 MAY_DIFFER = (
     "steps",
+    "parity",  # every recipe but `corrected`, which warns, is held to the same difference: 0
     "evaluation.every_steps",
     "run.checkpoint_every_steps",
     "run.keep_checkpoints",
@@ -70,7 +73,8 @@ class Recorder:
             self.folder = RunFolder.create(config["run"]["root"], config["experiment"], config)
         self.totals = Totals()
         self._found = run_state.latest(self.folder.checkpoints)
-        self._start = 0
+        self._saved: int | None = None  # step of the newest checkpoint that is known
+        self._idle_steps = 0
         self._tick = self._step_began = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -83,12 +87,19 @@ class Recorder:
             self._progress.__exit__(*exception)
             self._metrics.close()
 
+    @property
+    def resumed(self) -> bool:
+        """Whether the run goes on from a checkpoint."""
+        return self._found.path is not None
+
     def restore(self, state: State) -> tuple[State, int]:
         """The newest checkpoint's state and number of steps done, or `state` and 0.
 
         Raises:
-          ValueError: if the checkpoint belongs to another base.
+          ValueError: if the checkpoint belongs to another base, or is of a later step than the
+            config's last.
         """
+        start = 0
         if self._found.path is not None:
             state, facts = run_state.restore(self._found.path, state)
             if facts["base_hash"] != self.facts["base_hash"]:
@@ -98,17 +109,21 @@ class Recorder:
                     "name the right base"
                 )
             self.totals = Totals(**facts["totals"])
-            self._start = facts["step"]
-        first_row = self._start + 1 if self._found.path is not None else 0
-        self._metrics = MetricsWriter(self.folder.path, start=first_row)
-        self._progress = Progress(self.config["steps"], self.folder.log, start=self._start)
+            start = self._saved = facts["step"]
+            if start > self.config["steps"]:
+                raise ValueError(
+                    f"config.steps={self.config['steps']}: {self.folder.path.name} has already "
+                    f"done {start}; ask for more"
+                )
+        self._metrics = MetricsWriter(self.folder.path, start=start + 1 if self.resumed else 0)
+        self._progress = Progress(self.config["steps"], self.folder.log, start=start)
         self._progress.__enter__()
         self.note(f"run folder: {self.folder.path}")
         for name in self._found.half_written:
             self.note(f"ignored the half-written checkpoint {name}")
         for name, value in self.facts.items():
             self.folder.log(f"{name}: {value}")
-        return state, self._start
+        return state, start
 
     def note(self, text: str) -> None:
         """A line for the terminal and the log."""
@@ -126,25 +141,41 @@ class Recorder:
             self._step_began = time.monotonic()
             yield step
 
-    def check(self, step: int, metrics: Mapping[str, Any], batch: Any, recipe: str) -> None:
+    def check(
+        self, step: int, state: Any, metrics: Mapping[str, Any], batch: Any, recipe: str
+    ) -> None:
         """Ends a step's time; stops the run at a batch whose log-probs differ.
 
-        The step has already kept its state.
+        The step has already kept its state, which is saved here.
 
         Raises:
-          RuntimeError: with the bucket, the difference and where the batch was saved.
+          RuntimeError: with the bucket, the difference and where the batch was saved; or if no
+            update was made for some steps in a row, with what stood in its way.
         """
         self._step_seconds = time.monotonic() - self._step_began
         gap = float(metrics["parity/max_abs_diff"])
-        if recipe == "corrected" or gap == 0:
+        exact = recipe == "corrected" or gap == 0
+        self._idle_steps = 0 if metrics["update/applied"] else self._idle_steps + 1
+        if exact and self._idle_steps < MOST_IDLE_STEPS:
             return
+        self.checkpoint(step, state)
+        self._finish(None, finished=False)
+        if exact:
+            raise RuntimeError(
+                f"step {step}: no update was made for {self._idle_steps} steps; of the last, "
+                f"{int(metrics['reward/infra_failures'])} rewards were infra failures, "
+                f"{int(metrics['parity/tokens'])} tokens were left to train on, sampled by "
+                f"{'this' if metrics['update/same_adapter'] else 'another'} adapter; mend that and "
+                f"go on with --resume {self.folder.path}"
+            )
         path = self.folder.path / f"parity_failure_step_{step:06d}.npz"
         leaves, _ = jax.tree_util.tree_flatten_with_path(batch)
         np.savez(path, **{jax.tree_util.keystr(k).strip("."): np.asarray(v) for k, v in leaves})
         raise RuntimeError(
             f"step {step}: log-probs of sampler and trainer differ by {gap:g} on the bucket of "
             f"{batch.stream.tokens.shape} tokens under the recipe {recipe!r}; the update was not "
-            f"made, the batch is in {path}; go on with --resume and --config.parity=tiles"
+            f"made, the batch is in {path}; go on with --config.parity=tiles and "
+            f"--resume {self.folder.path}"
         )
 
     def step(
@@ -161,7 +192,7 @@ class Recorder:
         self.totals.tokens += tokens
         self.totals.parity_tokens += int(metrics["parity/tokens"])
         gap = float(metrics["parity/max_abs_diff"])
-        self.totals.parity_max_abs_diff = max(self.totals.parity_max_abs_diff, gap)
+        self.totals.parity_max_abs_diff = float(np.maximum(self.totals.parity_max_abs_diff, gap))
         row = {name: float(value) for name, value in metrics.items()}
         row |= {
             "reward/mean": float(np.nanmean(rewards)),
@@ -175,7 +206,10 @@ class Recorder:
         self._progress.update(step + 1, row)
 
     def checkpoint(self, steps_done: int, state: Any) -> None:
-        """Saves everything that decides the future."""
+        """Saves everything that decides the future, unless that step is already saved."""
+        if steps_done == self._saved:
+            return
+        self._saved = steps_done
         self._take_time()
         facts = {
             "base_hash": self.facts["base_hash"],
@@ -184,8 +218,9 @@ class Recorder:
         keep = self.config["run"]["keep_checkpoints"]
         run_state.save(self.folder.checkpoints, steps_done, state, facts, keep)
 
-    def stopped(self, steps_done: int) -> dict[str, Any]:
-        """Ends an interrupted run: says how to go on."""
+    def stopped(self, steps_done: int, state: Any) -> dict[str, Any]:
+        """Ends an interrupted run: saves it and says how to go on."""
+        self.checkpoint(steps_done, state)
         self.note(
             f"stopped after {steps_done} steps; go on with the same command and "
             f"--resume {self.folder.path}"

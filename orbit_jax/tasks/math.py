@@ -6,7 +6,7 @@ that cannot be read, NaN where the grader failed (the trainer masks and counts t
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,9 +16,13 @@ from orbit_jax.tasks.problems import MathData, Problem, generate_problems
 
 
 def load_data(jsonl: str, seed: int, train: int, heldout: int, unseen: int) -> MathData:
-    """The problems of a run: those of a JSONL file where one is named, else generated ones."""
+    """The problems of a run: those of a JSONL file where one is named, else generated ones.
+
+    Of a file all problems are used that are not held out, and at most `heldout` of the others.
+    """
     if jsonl:
-        return split_heldout(load_jsonl(jsonl))
+        data = split_heldout(load_jsonl(jsonl))
+        return replace(data, heldout=data.heldout[:heldout])
     return generate_problems(seed, train, heldout, unseen)
 
 

@@ -63,6 +63,15 @@ def test_end_ids_are_a_list_an_int_or_the_named_token(tmp_path, generation, expe
     assert tokenizer.pad_id == expected[0]
 
 
+def test_truncation_and_padding_left_in_the_file_are_not_applied(tmp_path):
+    folder = write_folder(tmp_path, {"eos_token": "</s>"})
+    fast = FastTokenizer.from_file(str(folder / "tokenizer.json"))
+    fast.enable_truncation(1)
+    fast.enable_padding(length=8)
+    fast.save(str(folder / "tokenizer.json"))
+    assert Tokenizer.load(folder).encode_chat(USER * 3) == [3, 3, 3]
+
+
 def test_template_file_wins_and_named_templates_are_understood(tmp_path):
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "</s>"}]
     folder = write_folder(tmp_path, {"eos_token": "</s>", "chat_template": named})

@@ -96,12 +96,17 @@ def test_the_loop_has_two_jitted_functions_and_traces_none_of_them_again(finishe
     # One length of training streams; prompts of groups and prompts of an evaluation.
     assert programs.ppo_step.traces == 1
     assert programs.sample.traces <= 2
+    # Nor is one compiled again for arguments that lie elsewhere: the gate's executables are the
+    # run's.
+    assert programs.ppo_step.executables == 1
+    assert programs.sample.executables == programs.sample.traces
     assert "jit(" not in (ROOT / "experiments/ppo_math.py").read_text()
 
 
 def test_a_resumed_run_equals_one_in_a_single_go(finished, tmp_path):
     whole, _, _ = finished
-    ppo_math.run(recipe(tmp_path, steps=2))
+    # The last checkpoint by interval is the final one as well.
+    ppo_math.run(recipe(tmp_path, steps=2, run__checkpoint_every_steps=2))
     part = only_run(tmp_path)
     ppo_math.run(recipe(tmp_path, steps=4), resume=str(part))
 

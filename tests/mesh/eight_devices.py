@@ -14,9 +14,16 @@ jax.config.update("jax_num_cpu_devices", 8)
 import numpy as np  # noqa: E402
 import toy  # noqa: E402
 
-from orbit_jax import mesh  # noqa: E402
+from orbit_jax import mesh, parity  # noqa: E402
+from orbit_jax.adapters.adapter import LINEAR_LAYERS, attach  # noqa: E402
+from orbit_jax.adapters.lora import LoRA  # noqa: E402
+from orbit_jax.config import Config, MeshConfig, PPOConfig, SamplerConfig  # noqa: E402
 from orbit_jax.model.config import MeshShape, ModelConfig  # noqa: E402
 from orbit_jax.quant.qtensor import QTensor  # noqa: E402
+from orbit_jax.rl import sampler, train_state  # noqa: E402
+from orbit_jax.rl.advantages import group_relative  # noqa: E402
+from orbit_jax.rl.losses import ppo_clip  # noqa: E402
+from orbit_jax.rl.train_state import init_state  # noqa: E402
 
 # Two kv heads do not divide over four devices and are replicated there; four do.
 MODELS = {
@@ -82,6 +89,33 @@ def worst_gradient_error() -> float:
     return max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in pairs)
 
 
+def gate(data: int, tensor: int) -> float:
+    """The largest gap between the real sampler and the real step, on a few rows a device."""
+    model = on("moe", data, tensor)
+    sampling = SamplerConfig(prompts_per_step=8, group_size=4)
+    ppo = PPOConfig(micro_batches=1, token_buckets=(1.0,))
+    config = Config(sampler=sampling, ppo=ppo, mesh=MeshConfig(data, tensor))
+    base, _ = placed(model, "moe")
+    policy = attach(LoRA(4, 8.0), jax.random.key(0), base, LINEAR_LAYERS)
+    state = init_state(config.optimizer, policy, None)
+    state = mesh.place(model, state, train_state.state_specs(state))
+    slots = sampler.empty_state(model, config.rows, config.num_slots, 1)
+    slots = mesh.place(model, slots, sampler.state_specs(model, slots))
+    prompts = [list(range(1, 2 + n)) for n in range(8)]
+    gaps, _ = parity.measure(
+        parity.build("fast", model, config),
+        config,
+        base,
+        state,
+        slots,
+        prompts,
+        (0,),
+        ppo_clip,
+        group_relative,
+    )
+    return max(gaps.values())
+
+
 def shares() -> dict[str, float]:
     """The largest part of a kind of weight's bytes that one of 2x4 devices holds."""
     base, adapter = placed(on("moe", 2, 4), "moe")
@@ -114,6 +148,8 @@ def main() -> None:
     figures["moe 2x4 decoded"] = toy.largest_gap(one, decoded("moe", 2, 4))
     figures["dense 2x4"] = toy.largest_gap(full("dense"), full("dense", 2, 4))
     figures["dense 2x4 decoded"] = toy.largest_gap(full("dense"), decoded("dense", 2, 4))
+    for data, tensor in ((8, 1), (2, 4)):
+        figures[f"gate {data}x{tensor}"] = gate(data, tensor)
     figures["spread"] = float(np.nanstd(one))
     figures["gradient error"] = worst_gradient_error()
     figures["shares"] = shares()

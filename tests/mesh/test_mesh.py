@@ -30,6 +30,11 @@ def test_logprobs_on_eight_devices_are_those_of_one(way, eight_devices):
     assert eight_devices[way] == 0.0
 
 
+@pytest.mark.parametrize("shape", ["8x1", "2x4"])
+def test_sampler_and_step_agree_on_eight_devices_with_a_few_rows_each(shape, eight_devices):
+    assert eight_devices[f"gate {shape}"] == 0.0
+
+
 def test_the_gradient_on_eight_devices_is_that_of_one_up_to_the_order_of_sums(eight_devices):
     assert 0 < eight_devices["gradient error"] < 2e-2
 

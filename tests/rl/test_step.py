@@ -84,8 +84,7 @@ def assert_close(a, b, rtol: float) -> None:
 def assert_nothing_moved(before: TrainState, after: TrainState, metrics: dict) -> None:
     assert metrics["update/applied"] == 0
     assert metrics["adapter/update_size"] == 0
-    assert after.step == before.step + 1
-    assert same_bits(after.replace(step=before.step), jax.device_get(before))
+    assert same_bits(after, jax.device_get(before))
 
 
 def rewards_of(batch: Batch, values: dict[int, float]) -> Batch:
@@ -433,6 +432,30 @@ def test_a_gradient_that_is_not_finite_is_deselected(toy, config, state, batch):
     assert metrics["reward/infra_failures"] == 0
     assert metrics["update/skipped_minibatches"] == 1
     assert_nothing_moved(state, after, metrics)
+
+
+# Functions of a reader's own
+
+
+def mean_loss(config: PPOConfig, *arguments):
+    token_loss, extra = losses.ppo_clip(config, *arguments)
+    return token_loss.mean(), extra
+
+
+def advantages_of_rows(config: PPOConfig, experience):
+    advantages, returns = group_relative(config, experience)
+    return advantages[:, :1], returns
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "advantage_fn"),
+    [(mean_loss, group_relative), (losses.ppo_clip, advantages_of_rows)],
+)
+def test_what_is_not_one_number_per_token_is_refused(
+    toy, config, state, batch, loss_fn, advantage_fn
+):
+    with pytest.raises(AssertionError, match="shape"):
+        toy.train(config, state, batch, loss_fn, advantage_fn)
 
 
 # Corrected: importance weights where log-probs cannot agree

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from orbit_jax.runs.plots import learning_curve
@@ -53,6 +54,17 @@ def test_a_gap_that_is_not_zero_is_never_labelled_zero(tmp_path, drawn):
 def test_a_gap_that_was_not_finite_is_never_labelled_zero(tmp_path, drawn):
     learning_curve({"a": [*rows(), {"step": 12, GAP: None}]}, tmp_path / "curve.png")
     assert drawn == ["exactly 0 at 12 of 13 steps"]
+
+
+def test_rewards_of_another_range_are_not_cut_off(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Figure, "savefig", lambda f, path: seen.append(f.axes[0].get_ylim()))
+    for scale in (1, 5, -1):
+        scaled = [row | {"reward/mean": scale * row["reward/mean"]} for row in rows()]
+        learning_curve({"a": scaled}, tmp_path / "curve.png")
+    assert seen[0] == (-0.02, 1.02)
+    assert seen[1][1] > 1.02
+    assert seen[2][0] < -0.02
 
 
 @pytest.mark.parametrize("short", [[], rows(steps=1), [{"step": 0}]])

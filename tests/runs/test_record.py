@@ -1,16 +1,35 @@
 """What the recorder counts as a step's time and as the run's, by a clock of its own."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from orbit_jax.model.stream import Stream
+from orbit_jax.rl.batch import Batch
 from orbit_jax.runs import record as module
 from orbit_jax.runs.metrics import read_metrics
 from orbit_jax.runs.record import Recorder
 
+BATCH_FIELDS = (
+    *("sampled", "logprobs", "rewards", "groups", "truncated", "temperature", "fingerprint"),
+)
 FACTS = {"base_hash": "abc", "base_bytes": 1, "adapter_bytes": 1}
-METRICS = {"tokens": 50, "parity/tokens": 20, "parity/max_abs_diff": 0.0}
+METRICS = {
+    "tokens": 50,
+    "parity/tokens": 20,
+    "parity/max_abs_diff": 0.0,
+    "update/applied": 1,
+    "update/same_adapter": 1,
+    "reward/infra_failures": 0,
+}
+STATE = {"x": np.zeros(1)}
+BATCH = Batch(
+    stream=Stream(*np.zeros((3, 2, 8), np.int32), num_rows=2, num_slots=8),
+    **dict.fromkeys(BATCH_FIELDS, np.zeros(1)),
+    num_groups=2,
+)
 
 
 class Clock:
@@ -28,7 +47,7 @@ def clock(monkeypatch) -> Clock:
 
 
 def recipe(root: Path, steps: int) -> dict:
-    run = {"root": str(root), "samples_every_steps": 10, "keep_checkpoints": 2}
+    run = {"root": str(root), "samples_every_steps": 10, "keep_checkpoints": 3}
     return {"experiment": "x", "seed": 0, "steps": steps, "run": run}
 
 
@@ -37,17 +56,17 @@ def go_on(record: Recorder, clock: Clock, start: int, steps: int) -> dict:
     clock.now += 1000
     for step in record.timed(range(start, steps)):
         clock.now += 5
-        record.check(step, METRICS, batch=None, recipe="fast")
+        record.check(step, STATE, METRICS, batch=None, recipe="fast")
         clock.now += 60
         record.step(step, METRICS, np.ones(2), ["scored"] * 2, samples=[])
-        record.checkpoint(step + 1, {"x": np.zeros(1)})
+        record.checkpoint(step + 1, STATE)
         clock.now += 10
     return record.after({"heldout/pass_greedy": 0.5})
 
 
 def test_a_step_is_timed_without_start_up_and_evaluations(tmp_path: Path, clock: Clock):
     with Recorder(recipe(tmp_path, 2), FACTS) as record:
-        record.restore({"x": np.zeros(1)})
+        record.restore(STATE)
         summary = go_on(record, clock, 0, 2)
     rows = [r for r in read_metrics(record.folder.path) if "tokens" in r]
     assert [r["seconds/step"] for r in rows] == [5, 5]
@@ -58,13 +77,67 @@ def test_a_step_is_timed_without_start_up_and_evaluations(tmp_path: Path, clock:
 
 def test_a_resumed_run_counts_on(tmp_path: Path, clock: Clock):
     with Recorder(recipe(tmp_path, 1), FACTS) as record:
-        record.restore({"x": np.zeros(1)})
+        record.restore(STATE)
         go_on(record, clock, 0, 1)
     with Recorder(recipe(tmp_path, 2), FACTS, resume=str(record.folder.path)) as record:
-        _, start = record.restore({"x": np.zeros(1)})
+        _, start = record.restore(STATE)
         assert start == 1
         summary = go_on(record, clock, start, 2)
     assert summary["tokens_per_second"] == 10
     assert summary["parity_tokens"] == 40
     # Time after the newest checkpoint is not known to who goes on from it.
     assert summary["seconds"] == (1000 + 65) + (1000 + 75)
+
+
+def test_a_run_is_saved_once_a_step_and_ends_where_the_last_is_saved_already(tmp_path, clock):
+    with Recorder(recipe(tmp_path, 2), FACTS) as record:
+        record.restore(STATE)
+        go_on(record, clock, 0, 2)
+        record.checkpoint(2, STATE)
+    with Recorder(recipe(tmp_path, 2), FACTS, resume=str(record.folder.path)) as record:
+        _, start = record.restore(STATE)
+        assert start == 2
+        record.checkpoint(2, STATE)
+        assert record.after({"heldout/pass_greedy": 0.5})["finished"]
+
+
+def test_fewer_steps_than_are_done_are_refused(tmp_path: Path, clock: Clock):
+    with Recorder(recipe(tmp_path, 2), FACTS) as record:
+        record.restore(STATE)
+        go_on(record, clock, 0, 2)
+    with (
+        pytest.raises(ValueError, match=r"config.steps=1: .* has already done 2"),
+        Recorder(recipe(tmp_path, 1), FACTS, resume=str(record.folder.path)) as record,
+    ):
+        record.restore(STATE)
+
+
+def one_step(record: Recorder, step: int, **metrics: float) -> None:
+    for now in record.timed([step]):
+        record.check(now, STATE, METRICS | metrics, BATCH, recipe="fast")
+
+
+def test_a_gap_saves_state_and_batch_and_says_how_to_go_on(tmp_path: Path):
+    with Recorder(recipe(tmp_path, 9), FACTS) as record:
+        record.restore(STATE)
+        gap = {"parity/max_abs_diff": 0.5, "update/applied": 0}
+        with pytest.raises(RuntimeError, match=r"differ by 0.5 .*\(2, 8\).* --resume") as error:
+            one_step(record, 4, **gap)
+    folder = record.folder.path
+    assert np.load(folder / "parity_failure_step_000004.npz").files
+    assert not json.loads((folder / "summary.json").read_text())["finished"]
+    # What the sentence advises is possible.
+    assert f"--config.parity=tiles and --resume {folder}" in str(error.value)
+    tiles = recipe(tmp_path, 9) | {"parity": "tiles"}
+    with Recorder(tiles, FACTS, resume=str(folder)) as record:
+        assert record.restore(STATE)[1] == 4
+
+
+def test_a_run_that_makes_no_updates_stops_and_says_why(tmp_path: Path):
+    idle = {"update/applied": 0, "reward/infra_failures": 8, "parity/tokens": 0}
+    with Recorder(recipe(tmp_path, 9), FACTS) as record:
+        record.restore(STATE)
+        for step, metrics in enumerate((idle, idle, {}, idle, idle)):
+            one_step(record, step, **metrics)  # an update in between: not in a row
+        with pytest.raises(RuntimeError, match=r"no update was made for 3 steps; .* 8 rewards"):
+            one_step(record, 5, **idle)

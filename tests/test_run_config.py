@@ -1,0 +1,57 @@
+"""The config at the door: one set of defaults, and one sentence for what is refused."""
+
+import pytest
+
+from configs import tiny_moe
+from orbit_jax.config import Config, from_config_dict, to_dict
+
+
+def test_the_defaults_are_those_that_the_shipped_recipe_documents():
+    assert from_config_dict(tiny_moe.get_config()) == Config()
+    assert from_config_dict({}) == Config()
+
+
+@pytest.mark.parametrize("variant", ["gae", "mesh8", "test"])
+def test_every_variant_is_valid_and_survives_its_way_to_disk(variant: str):
+    config = from_config_dict(tiny_moe.get_config(variant))
+    assert config != Config()
+    assert hash(config) == hash(from_config_dict(to_dict(config)))
+
+
+def test_an_unknown_variant_is_refused():
+    with pytest.raises(ValueError, match="tiny_moe has no variant 'big'"):
+        tiny_moe.get_config("big")
+
+
+def test_whole_numbers_stand_for_floats_and_lists_for_tuples():
+    config = from_config_dict({"ppo": {"token_buckets": [0.5, 1], "gamma": 1}})
+    assert config.ppo.token_buckets == (0.5, 1.0)
+    assert isinstance(config.ppo.gamma, float)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"sed": 1}, r"config.sed: there is no such field; did you mean config.seed\?"),
+        ({"ppo": {"nothing_alike": 1}}, "fields are .*'clip_low'"),
+        ({"ppo": 3}, "config.ppo=3: expected a section with the fields"),
+        ({"adapter": {"rank": 1.5}}, "config.adapter.rank=1.5: expected int, such as 16"),
+        ({"adapter": {"rank": True}}, "config.adapter.rank=True: expected int"),
+        ({"adapter": {"targets": "q_proj"}}, "expected a list such as"),
+        ({"adapter": {"targets": None}}, "config.adapter.targets=None: expected a list"),
+        ({"adapter": {"targets": [1]}}, r"config.adapter.targets\[0\]=1: expected str"),
+        ({"steps": 0}, "config.steps=0: must be above 0"),
+        ({"seed": -1}, "config.seed=-1: must be at least 0"),
+        ({"optimizer": {"warmup_steps": -1}}, "warmup_steps=-1: must be at least 0"),
+        ({"parity": "exact"}, "config.parity='exact': use one of"),
+        ({"ppo": {"token_buckets": (0.5,)}}, "the last is 1.0"),
+        ({"ppo": {"token_buckets": (0.01, 1.0)}}, "at least 2 tokens a row"),
+        ({"ppo": {"minibatches": 3}}, "must divide ppo.micro_batches=2"),
+        ({"ppo": {"dual_clip": 0.5}}, "must be above 1, or 0 for none"),
+        ({"ppo": {"kl": "loss"}}, "kl_coefficient=0.0: does not go with ppo.kl='loss'"),
+        ({"ppo": {"kl_coefficient": 0.1}}, "kl_coefficient=0.1: does not go with ppo.kl='off'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_its_name(given: dict, sentence: str):
+    with pytest.raises(ValueError, match=sentence):
+        from_config_dict(given)
