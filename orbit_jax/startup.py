@@ -14,7 +14,7 @@ import psutil
 from orbit_jax import mesh
 from orbit_jax.adapters.adapter import attach, fingerprint
 from orbit_jax.adapters.lora import LoRA
-from orbit_jax.checkpoint.huggingface import base_bytes, base_hash, load_base
+from orbit_jax.checkpoint.base import base_bytes, base_hash, load_base
 from orbit_jax.checkpoint.tokenizer import Tokenizer
 from orbit_jax.config import Config
 from orbit_jax.model.config import MeshShape, ModelConfig
@@ -52,8 +52,9 @@ def load(config: Config) -> Frozen:
     """Loads the base onto the mesh and checks that the run's slots fit the memory.
 
     Raises:
-      ValueError: for a folder that cannot be read, a mesh that does not divide the model, prompts
-        and completions longer than the model's positions, or more rows than memory would hold.
+      ValueError: for a checkpoint that cannot be read, a mesh that does not divide the model,
+        prompts and completions longer than the model's positions, or more rows than memory would
+        hold.
     """
     shape = MeshShape(config.mesh.data, config.mesh.tensor)
     mesh.build(shape)
