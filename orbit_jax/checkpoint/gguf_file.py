@@ -174,7 +174,7 @@ def _read_header(path: Path, data: mmap.mmap) -> GGUFFile:
         tensors[name] = GGUFTensor(
             name, _type(path, name, shape, kind), shape, path, begin + offset
         )
-    end = max((tensor.start + tensor.nbytes for tensor in tensors.values()), default=begin)
+    end = max((tensor.start + tensor.nbytes for tensor in tensors.values()), default=0)
     if end > len(data):
         raise ValueError(
             f"{path} has {len(data)} of {end} bytes, it is truncated: download it again"
