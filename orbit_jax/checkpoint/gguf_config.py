@@ -65,6 +65,12 @@ def read_config(file: GGUFFile) -> ModelConfig:
         "rope_theta": file.get(f"{family}.rope.freq_base", float, 10000.0),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
+    words = len(file.get("tokenizer.ggml.tokens", list, []))
+    if words > hf["vocab_size"]:
+        raise ValueError(
+            f"{file.path}: its tokenizer has {words} tokens, the model {hf['vocab_size']}: convert "
+            "the model again"
+        )
     try:
         return ModelConfig.from_hf(hf)
     except ValueError as error:

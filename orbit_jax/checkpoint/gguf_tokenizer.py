@@ -1,7 +1,8 @@
 """The tokenizer inside a GGUF file: byte-level BPE, rebuilt for the `tokenizers` package.
 
 llama.cpp writes tokens, merges and the name of the rule that splits text before merging; the rules
-themselves stand in its sources and are repeated here.
+themselves stand in its sources and are repeated here. Bytes that are no token (SmolLM2 lacks 21,
+none of them in ordinary text) are left out of the ids, as llama.cpp does.
 """
 
 from dataclasses import dataclass

@@ -20,7 +20,7 @@ from jax import lax
 
 @dataclass(frozen=True)
 class Format:
-    """How the codes of a format are read: bits per code, and the code that stands for zero."""
+    """How codes are read: bits of each, and the code that stands for zero (or for the minimum)."""
 
     bits: int
     zero: int | None  # None: the codes are the bits of a floating point number

@@ -203,6 +203,7 @@ def zeros(kind: int, *widths: int) -> tuple[int, list[int], bytes]:
         (lambda m, t: m.update({"llama.logit_scale": 2.0}), "llama.logit_scale=2.0 may change"),
         (lambda m, t: m.update({"llama.rope.dimension_count": 8}), "count=8 differs from the head"),
         (lambda m, t: m.update({"llama.attention.head_count_kv": 3}), "num_key_value_heads=3"),
+        (lambda m, t: m.update({"llama.vocab_size": 9}), "tokenizer has 271 tokens, the model 9"),
         (lambda m, t: m.update({"split.count": 3}), "is one of 3 parts: merge them"),
     ],
 )
