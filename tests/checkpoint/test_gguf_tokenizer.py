@@ -55,8 +55,9 @@ def test_the_chat_template_is_that_of_the_file(tokenizer):
 
 def test_ends_and_padding_are_those_of_the_file(tokenizer, tmp_path):
     assert (tokenizer.eos_ids, tokenizer.pad_id, tokenizer.vocab_size) == ((2,), 2, 271)
-    other = changed(tmp_path, eos_token_id=0, eot_token_id=2, padding_token_id=None)
-    assert (other.eos_ids, other.pad_id) == ((0, 2), 0)
+    other = changed(tmp_path, eos_token_id=0, eot_token_id=2, padding_token_id=1)
+    assert (other.eos_ids, other.pad_id) == ((0, 2), 1)
+    assert changed(tmp_path, eos_token_id=0, padding_token_id=None).pad_id == 0
 
 
 def test_a_bos_is_added_if_the_file_asks_or_its_kind_always_does(tmp_path):
