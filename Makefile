@@ -33,6 +33,7 @@ lint: setup ## check style and formatting
 
 goldens: $(DEV_READY) ## remake the reference values of the tests (needs torch, in .venv-dev)
 	@$(DEV)/bin/python tests/goldens/make_goldens.py
+	@$(DEV)/bin/python tests/goldens/make_gguf_goldens.py
 
 base: setup ## rebuild the shipped base from its recipe and seed, in runs/tiny_moe_int4
 	@$(VENV)/bin/python experiments/build_tiny_base.py --out runs/tiny_moe_int4

@@ -20,7 +20,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.parity = "auto"  # log-prob recipe: auto, fast, tiles or corrected
 
     config.base = ConfigDict()
-    config.base.path = "orbit_jax/assets/tiny_moe_int4"  # a Hugging Face folder
+    config.base.path = "orbit_jax/assets/tiny_moe_int4"  # a Hugging Face folder or .gguf file
     config.base.working_copy = "auto"  # widen to bf16 once (same bits): auto, never or always
     config.base.working_copy_share = 0.1  # auto: only if it fits this share of the free memory
 

@@ -15,8 +15,13 @@ import psutil
 from orbit_jax import mesh
 from orbit_jax.adapters.adapter import attach, fingerprint
 from orbit_jax.adapters.lora import LoRA
-from orbit_jax.checkpoint.huggingface import base_bytes, base_hash, load_base, read_config
-from orbit_jax.checkpoint.safetensors_io import checkpoint_files
+from orbit_jax.checkpoint.base import (
+    base_bytes,
+    base_hash,
+    checkpoint_bytes,
+    load_base,
+    read_config,
+)
 from orbit_jax.checkpoint.tokenizer import Tokenizer
 from orbit_jax.config import Config
 from orbit_jax.model.config import MeshShape, ModelConfig
@@ -64,9 +69,9 @@ def load(config: Config) -> Frozen:
     """Loads the base onto the mesh and checks that the run's slots fit the memory.
 
     Raises:
-      ValueError: for a folder that cannot be read, a tokenizer of another model, a mesh that does
-        not divide the model, prompts and completions longer than the model's positions, or more
-        rows than memory would hold.
+      ValueError: for a checkpoint that cannot be read, a tokenizer of another model, a mesh that
+        does not divide the model, prompts and completions longer than the model's positions, or
+        more rows than memory would hold.
     """
     shape = MeshShape(config.mesh.data, config.mesh.tensor)
     mesh.build(shape)
@@ -178,7 +183,7 @@ def _check_memory(config: Config, model: ModelConfig) -> None:
     width += 4 * max(experts, 0 if all(model.sparse) else model.intermediate_size)
     layers = 1 if config.ppo.remat else model.num_layers
     activations = layers * positions // config.ppo.micro_batches * width * item
-    base = sum(file.stat().st_size for file in checkpoint_files(config.base.path))
+    base = checkpoint_bytes(config.base.path)
     logits = 4 * 4 * model.head_chunk * model.vocab_size  # f32, with what its gradient needs
     needed, free = base + cache + activations + logits, _free_bytes() * model.mesh.size
     if config.mesh.simulate:

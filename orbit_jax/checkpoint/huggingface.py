@@ -6,14 +6,14 @@ handed to the device: the host never holds more than one leaf and one tensor bes
 """
 
 import hashlib
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
 import numpy as np
 
+from orbit_jax.checkpoint.common import Put, allocate, few, file_digest, to_default_device
 from orbit_jax.checkpoint.layout import Leaf, layout
 from orbit_jax.checkpoint.pack_quantized import (
     Quantization,
@@ -33,7 +33,6 @@ from orbit_jax.checkpoint.safetensors_io import (
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.quant.qtensor import QTensor, from_float
 
-Put = Callable[[str, np.ndarray], jax.Array]
 _BITS = {2: np.uint16, 4: np.uint32}
 
 
@@ -69,7 +68,7 @@ def load_base(folder: str | Path, put: Put | None = None) -> tuple[ModelConfig, 
 
     def load(path: tuple, leaf: Leaf) -> QTensor | jax.Array:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        return _load(name, leaf, schemes[leaf], refs, put or _to_default_device)
+        return _load(name, leaf, schemes[leaf], refs, put or to_default_device)
 
     return config, jax.tree_util.tree_map_with_path(load, tree)
 
@@ -77,11 +76,6 @@ def load_base(folder: str | Path, put: Put | None = None) -> tuple[ModelConfig, 
 def read_config(folder: str | Path) -> ModelConfig:
     """What `config.json` says, before any weight is read."""
     return ModelConfig.from_hf(read_json(Path(folder) / "config.json"))
-
-
-def base_bytes(base: dict) -> int:
-    """Bytes of a base, all leaves together."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(base))
 
 
 def base_hash(folder: str | Path) -> str:
@@ -95,26 +89,9 @@ def base_hash(folder: str | Path) -> str:
     files = [Path(folder) / "config.json", *checkpoint_files(folder)]
     read_json(files[0])
     with ThreadPoolExecutor() as pool:
-        digests = pool.map(_file_digest, files)
+        digests = pool.map(file_digest, files)
     lines = [f"{digest}  {path.name}\n" for digest, path in zip(digests, files, strict=True)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _to_default_device(_: str, array: np.ndarray) -> jax.Array:
-    return jax.device_put(array)
-
-
-def _allocate(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array that `device_put` takes over on a CPU instead of copying: aligned to 64 bytes."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    raw = np.empty(nbytes + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
 def _scheme_of(leaf: Leaf, quantization: Quantization) -> Scheme | None:
@@ -189,18 +166,12 @@ def _check_tensors(
         "unknown": sorted(refs.keys() - expected),
         "wrong": wrong,
     }
-    found = "; ".join(f"{what}: {_few(names)}" for what, names in faults.items() if names)
+    found = "; ".join(f"{what}: {few(names)}" for what, names in faults.items() if names)
     if found:
         raise ValueError(
             f"{folder}: the tensors are not those of config.json ({found}): use the config.json "
             "that belongs to these weights"
         )
-
-
-def _few(names: Iterable[str], most: int = 6) -> str:
-    names = list(names)
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
 
 
 def _check_uniform(leaf: Leaf, scheme: Scheme | None, refs: dict[str, TensorRef]) -> None:
@@ -223,7 +194,7 @@ def _load(
         for i, module in enumerate(leaf.modules):
             part = decode(refs[f"{module}.{suffix}"].map())
             if i == 0:
-                stack = _allocate((len(leaf.modules), *part.shape), part.dtype)
+                stack = allocate((len(leaf.modules), *part.shape), part.dtype)
             stack[i] = part
         return stack.reshape(*leaf.lead, *part.shape)
 

@@ -1,10 +1,11 @@
-"""Text to token ids and back, from the tokenizer files of a Hugging Face folder.
+"""Text to token ids and back, from a GGUF file or the tokenizer files of a Hugging Face folder.
 
-`tokenizer.json` gives the ids, `chat_template.jinja` or `tokenizer_config.json` the chat template
-(rendered in jinja2's sandbox, with the names that templates expect), `generation_config.json`,
-`config.json` or `tokenizer_config.json`, in this order, the ids that end a completion. A prompt
-begins with exactly one BOS if the template, the tokenizer's post-processor or `add_bos_token` asks
-for one, however many of them do, and with none otherwise.
+Of a folder, `tokenizer.json` gives the ids, `chat_template.jinja` or `tokenizer_config.json` the
+chat template (rendered in jinja2's sandbox, with the names that templates expect),
+`generation_config.json`, `config.json` or `tokenizer_config.json`, in this order, the ids that end
+a completion; of a GGUF file, its metadata give all of them. A prompt begins with exactly one BOS if
+the template, the tokenizer's post-processor or `add_bos_token` asks for one, however many of them
+do, and with none otherwise.
 """
 
 import json
@@ -19,10 +20,13 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
+from orbit_jax.checkpoint.gguf_file import is_gguf
+from orbit_jax.checkpoint.gguf_tokenizer import read_tokenizer
+
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A loaded tokenizer; make one with `Tokenizer.load(folder)`.
+    """A loaded tokenizer; make one with `Tokenizer.load(path)`.
 
     `vocab_size` is one more than the largest id (a model's embedding may have more rows), `eos_ids`
     are all ids that end a completion, `bos_id` is None where prompts begin without one.
@@ -37,30 +41,20 @@ class Tokenizer:
     vocab_size: int
 
     @classmethod
-    def load(cls, folder: str | Path) -> "Tokenizer":
-        """Read the tokenizer of a Hugging Face folder.
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """Read the tokenizer of a Hugging Face folder or a GGUF file.
 
         Raises:
-            ValueError: when `tokenizer.json` is missing or cannot be read, another file is not
-                valid JSON, the template does not compile, or no id ends a completion.
+            ValueError: when the tokenizer is missing, cannot be read or is of a kind that is not
+                supported, a file beside it is not valid JSON, the template does not compile, or no
+                id ends a completion.
         """
-        folder = Path(folder)
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise ValueError(f"{path} does not exist; give a Hugging Face folder that holds it.")
-        try:
-            fast = FastTokenizer.from_file(str(path))
-        except Exception as error:  # the tokenizers package raises bare Exception
-            raise ValueError(f"{path} is not a tokenizer that can be read: {error}.") from error
-        fast.no_truncation()  # settings that somebody's fine-tuning may have left in the file
-        fast.no_padding()
-        config = _read_json(folder / "tokenizer_config.json")
+        fast, config, eos_ids = read_tokenizer(path) if is_gguf(path) else _read_folder(Path(path))
         special = _special_tokens(config)
-        eos_ids = _eos_ids(folder, fast, special)
         pad_id = fast.token_to_id(special["pad_token"]) if "pad_token" in special else None
         return cls(
             fast=fast,
-            template=_compile_template(folder, config),
+            template=_compile_template(path, config.get("chat_template")),
             special_tokens=special,
             bos_id=fast.token_to_id(special["bos_token"]) if "bos_token" in special else None,
             eos_ids=eos_ids,
@@ -123,6 +117,27 @@ class Tokenizer:
         return replace(self, bos_id=None)
 
 
+def _read_folder(folder: Path) -> tuple[FastTokenizer, dict[str, Any], tuple[int, ...]]:
+    """Return the tokenizer, what `tokenizer_config.json` says, and the ids that end a completion.
+
+    A template in a file of its own goes before the one in `tokenizer_config.json`.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; give a Hugging Face folder that holds it.")
+    try:
+        fast = FastTokenizer.from_file(str(path))
+    except Exception as error:  # the tokenizers package raises bare Exception
+        raise ValueError(f"{path} is not a tokenizer that can be read: {error}.") from error
+    fast.no_truncation()  # settings that somebody's fine-tuning may have left in the file
+    fast.no_padding()
+    config = _read_json(folder / "tokenizer_config.json")
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        config["chat_template"] = template.read_text(encoding="utf-8")
+    return fast, config, _eos_ids(folder, fast, _special_tokens(config))
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
@@ -159,9 +174,7 @@ def _eos_ids(folder: Path, fast: FastTokenizer, special: dict[str, str]) -> tupl
     return (token_id,)
 
 
-def _compile_template(folder: Path, config: dict[str, Any]) -> jinja2.Template | None:
-    path = folder / "chat_template.jinja"
-    source = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
+def _compile_template(path: str | Path, source: Any) -> jinja2.Template | None:
     if isinstance(source, list):  # several named templates
         source = {entry["name"]: entry["template"] for entry in source}.get("default")
     if source is None:
@@ -177,7 +190,7 @@ def _compile_template(folder: Path, config: dict[str, Any]) -> jinja2.Template |
     try:
         return environment.from_string(source)
     except jinja2.TemplateError as error:
-        raise ValueError(f"the chat template of {folder} does not compile: {error}.") from error
+        raise ValueError(f"the chat template of {path} does not compile: {error}.") from error
 
 
 def _refuse(message: str):

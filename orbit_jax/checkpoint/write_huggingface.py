@@ -34,7 +34,8 @@ def save_base(
       extra_files: copied beside it under their own names (`tokenizer.json` and its like).
 
     Raises:
-      ValueError: if `base` does not have the leaves that `hf_config` implies.
+      ValueError: if `base` does not have the leaves that `hf_config` implies, or if a weight is in
+        a format of GGUF that compressed-tensors does not have.
     """
     folder = Path(folder)
     leaves, structure = jax.tree.flatten(layout(ModelConfig.from_hf(hf_config)))
@@ -68,9 +69,8 @@ def _tensors(leaf: Leaf, weight: QTensor | jax.Array) -> dict[str, np.ndarray]:
     """The tensors of all modules of one leaf, by name."""
     if not isinstance(weight, QTensor):
         return _unstack(leaf, "weight", weight)
-    spec = FORMATS[weight.format]
-    if spec.zero is None:
-        values = np.asarray(weight.codes).view(jnp.dtype(spec.float_dtype))
+    if _scheme(weight) is None:
+        values = np.asarray(weight.codes).view(jnp.dtype(FORMATS[weight.format].float_dtype))
         return _unstack(leaf, "weight", values)
     tensors = {f"{module}.weight_shape": np.array(leaf.shape, np.int64) for module in leaf.modules}
     for name, codes in _unstack(leaf, "weight_packed", weight.codes).items():
@@ -118,6 +118,11 @@ def _quantization(pairs: list[tuple[Leaf, QTensor | jax.Array]]) -> dict | None:
 def _scheme(weight: QTensor | jax.Array) -> Scheme | None:
     if not isinstance(weight, QTensor) or FORMATS[weight.format].zero is None:
         return None
+    if weight.format not in ("int4", "int8") or isinstance(weight.scales, QTensor):
+        raise ValueError(
+            f"save_base: a weight in GGUF's format {weight.format} has no spelling in "
+            "compressed-tensors: keep the GGUF file"
+        )
     return Scheme(FORMATS[weight.format].bits, weight.group_size, weight.offset is None)
 
 

@@ -20,7 +20,7 @@ from jax import lax
 
 @dataclass(frozen=True)
 class Format:
-    """How the codes of a format are read: bits per code, and the code that stands for zero."""
+    """How codes are read: bits of each, and the code that stands for zero (or for the minimum)."""
 
     bits: int
     zero: int | None  # None: the codes are the bits of a floating point number
@@ -31,7 +31,10 @@ class Format:
 # `zero` (compressed-tensors' asymmetric checkpoints).
 FORMATS: dict[str, Format] = {
     "int4": Format(bits=4, zero=8),
+    "int6": Format(bits=6, zero=32),
     "int8": Format(bits=8, zero=128),
+    "uint4": Format(bits=4, zero=0),
+    "uint6": Format(bits=6, zero=0),
     "bfloat16": Format(bits=16, zero=None, float_dtype="bfloat16"),
     "float16": Format(bits=16, zero=None, float_dtype="float16"),
     "float32": Format(bits=32, zero=None, float_dtype="float32"),
@@ -46,19 +49,24 @@ class QTensor:
 
     Attributes:
       codes: `[..., out, in/2]` uint8 for 4 bits (the low nibble is the even element),
-        `[..., out, in]` uint8 for 8 bits, else the bits of a float as uint16 or uint32.
-      scales: `[..., out, in/G]` bits of `scale_dtype`; None for plain floats.
+        `[..., out, in/2 + in/4]` uint8 for 6 bits (the low nibbles as for 4 bits, then the high two
+        bits of each code, four a byte, lowest first), `[..., out, in]` uint8 for 8 bits, else the
+        bits of a float as uint16 or uint32.
+      scales: `[..., out, in/G]` bits of `scale_dtype`, or a `QTensor` of that shape where they are
+        themselves quantised (GGUF's K-quants); None for plain floats.
       offset: zero codes of asymmetric formats, packed like the codes but along `out`:
         `[..., ceil(out/2), in/G]` uint8 for 4 bits, `[..., out, in/G]` uint8 for 8; or None.
       format: a key of `FORMATS`.
-      scale_dtype: name of the float type whose bits `scales` holds.
+      minimum: what code 0 of the `uint` formats stands for, held like the scales; or None.
+      scale_dtype: name of the float type whose bits `scales` and `minimum` hold.
       group_size: G, the number of elements along `in` that share a scale; 0 for plain floats.
     """
 
     codes: jax.Array
-    scales: jax.Array | None
+    scales: "jax.Array | QTensor | None"
     offset: jax.Array | None
     format: str = struct.field(pytree_node=False)
+    minimum: "jax.Array | QTensor | None" = None
     scale_dtype: str = struct.field(pytree_node=False, default="bfloat16")
     group_size: int = struct.field(pytree_node=False, default=0)
 
@@ -66,7 +74,7 @@ class QTensor:
     def shape(self) -> tuple[int, ...]:
         """Logical shape `[..., out, in]`."""
         *lead, last = self.codes.shape
-        return (*lead, last * 2 if FORMATS[self.format].bits == 4 else last)
+        return (*lead, last * 8 // min(FORMATS[self.format].bits, 8))
 
     @property
     def nbytes(self) -> int:
@@ -75,25 +83,28 @@ class QTensor:
 
 
 def dequantize(q: QTensor, dtype: jnp.dtype) -> jax.Array:
-    """Widens `q` to `[..., out, in]` of `dtype`: `(code - zero) * scale`, computed in f32.
+    """Widens `q` to `[..., out, in]` of `dtype`: `(code - zero) * scale + minimum`, in f32.
 
     There is one rounding, at the end, made with `reduce_precision`: a plain `astype` may be
-    dropped by XLA, which would leave more precision in one program than in another.
+    dropped by XLA, which would leave more precision in one program than in another. Where there is
+    a minimum, scales have at most 17 significant bits (an fp16, or one times a 6-bit code), so the
+    product is exact and a fused multiply-add gives the bits of the separate operations.
     """
     spec = FORMATS[q.format]
     if spec.zero is None:
         return lax.bitcast_convert_type(q.codes, jnp.dtype(spec.float_dtype)).astype(dtype)
-    codes = _unpack_nibbles(q.codes, axis=-1) if spec.bits == 4 else q.codes
-    *lead, out, width = codes.shape
+    *lead, out, width = q.shape
+    codes = _unpack(q.codes, spec.bits, width)
     codes = codes.reshape(*lead, out, width // q.group_size, q.group_size).astype(jnp.float32)
     if q.offset is None:
         zero = jnp.float32(spec.zero)
     else:
         zero = _unpack_nibbles(q.offset, axis=-2) if spec.bits == 4 else q.offset
         zero = zero[..., :out, :, None].astype(jnp.float32)
-    scales = lax.bitcast_convert_type(q.scales, jnp.dtype(q.scale_dtype)).astype(jnp.float32)
-    values = ((codes - zero) * scales[..., None]).reshape(*lead, out, width)
-    return round_to(values, dtype)
+    values = (codes - zero) * _per_group(q, q.scales)
+    if q.minimum is not None:
+        values = values + _per_group(q, q.minimum)
+    return round_to(values.reshape(*lead, out, width), dtype)
 
 
 def round_to(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -141,6 +152,25 @@ def from_float(x: np.ndarray | jax.Array) -> QTensor:
     if isinstance(x, np.ndarray):
         return QTensor(codes=x.view(bits), scales=None, offset=None, format=name)
     return QTensor(lax.bitcast_convert_type(x, bits), scales=None, offset=None, format=name)
+
+
+def _per_group(q: QTensor, held: jax.Array | QTensor) -> jax.Array:
+    """Scales or minima of `q` as f32 `[..., out, in/G, 1]`."""
+    if isinstance(held, QTensor):
+        return dequantize(held, jnp.float32)[..., None]
+    floats = lax.bitcast_convert_type(held, jnp.dtype(q.scale_dtype))
+    return floats.astype(jnp.float32)[..., None]
+
+
+def _unpack(packed: jax.Array, bits: int, width: int) -> jax.Array:
+    """The codes of 4, 6 or 8 bits, one a byte: `[..., width]` uint8."""
+    if bits == 8:
+        return packed
+    codes = _unpack_nibbles(packed[..., : width // 2], axis=-1)
+    if bits == 6:
+        high = packed[..., width // 2 :, None] >> jnp.arange(0, 8, 2, dtype=jnp.uint8) & 3
+        codes |= high.reshape(codes.shape) << 4
+    return codes
 
 
 def _unpack_nibbles(packed: jax.Array, axis: int) -> jax.Array:

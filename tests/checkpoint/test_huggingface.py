@@ -12,7 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from orbit_jax.checkpoint.huggingface import base_bytes, base_hash, load_base
+from orbit_jax.checkpoint.base import base_bytes
+from orbit_jax.checkpoint.huggingface import base_hash, load_base
 from orbit_jax.checkpoint.layout import Leaf, layout
 from orbit_jax.checkpoint.safetensors_io import (
     INDEX_FILE,

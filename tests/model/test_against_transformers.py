@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from orbit_jax.checkpoint.huggingface import load_base
+from orbit_jax.checkpoint.base import load_base
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.stream import Stream
 from orbit_jax.model.transformer import apply, logits
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/reference.npz"))
+GGUF = sorted(f"gguf/{path.name}" for path in GOLDENS.glob("gguf/*.gguf"))
 
 
 def reference_logprobs(config: ModelConfig, base: dict, tokens: np.ndarray) -> jax.Array:
@@ -35,8 +36,9 @@ def reference_logprobs(config: ModelConfig, base: dict, tokens: np.ndarray) -> j
 
 @functools.cache
 def load(name: str) -> tuple[ModelConfig, dict, np.ndarray, np.ndarray]:
-    config, base = load_base(GOLDENS / name)
-    reference = np.load(GOLDENS / name / "reference.npz")
+    path = GOLDENS / name
+    config, base = load_base(path)
+    reference = np.load(path.with_suffix(".npz") if path.is_file() else path / "reference.npz")
     config = dataclasses.replace(config, compute_dtype="float32")
     return config, base, reference["tokens"], reference["logprobs"]
 
@@ -47,12 +49,12 @@ def test_goldens_cover_the_families_and_are_not_uniform():
     assert {config.norm_topk_prob for config in configs if any(config.sparse)} == {True, False}
     assert {config.tie_word_embeddings for config in configs} == {True, False}
     assert any(config.sparse == (False, True) for config in configs)
-    for name in NAMES:
+    for name in NAMES + GGUF:
         logprobs = load(name)[3]
         assert np.ptp(logprobs, axis=-1).mean() > 5
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + GGUF)
 def test_logprobs_agree_with_transformers(name: str):
     config, base, tokens, logprobs = load(name)
     ours = reference_logprobs(config, base, tokens)

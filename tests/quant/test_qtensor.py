@@ -140,6 +140,49 @@ def test_a_working_copy_has_the_same_values(symmetric):
     assert working_copy(copy) is copy
 
 
+def draw_uneven(bits: int, nested: bool):
+    """A `uint` tensor `[2, 3, 4, 32]` with minima, its scales as floats or quantised themselves."""
+    rng = np.random.default_rng(bits)
+    codes = rng.integers(0, 2**bits, (*LEAD, 4, 32))
+    packed = pack_nibbles(codes & 15)
+    if bits == 6:
+        high = sum((codes[..., i::4] >> 4) << 2 * i for i in range(4))
+        packed = np.concatenate([packed, high.astype(np.uint8)], axis=-1)
+    held, values = [], []
+    for _ in range(2):
+        floats = rng.uniform(-1, 1, (*LEAD, 4, 4)).astype(np.float16)
+        if nested:
+            inner = rng.integers(0, 256, floats.shape)
+            outer = floats[..., :2].view(np.uint16)
+            pair = QTensor(inner.astype(np.uint8), outer, None, "int8", None, "float16", 2)
+            wide = np.repeat(floats[..., :2].astype(np.float32), 2, axis=-1)
+            held.append(jax.tree.map(jnp.asarray, pair))
+            values.append((inner - 128).astype(np.float32) * wide)
+        else:
+            held.append(jnp.asarray(floats.view(np.uint16)))
+            values.append(floats.astype(np.float32))
+    scale, minimum = (np.repeat(v, 8, axis=-1) for v in values)
+    q = QTensor(jnp.asarray(packed), held[0], None, f"uint{bits}", held[1], "float16", 8)
+    return q, codes.astype(np.float32) * scale + minimum
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("bits", [4, 6])
+def test_minima_and_quantised_scales_equal_a_plain_decoder_bit_for_bit(bits, nested):
+    q, values = draw_uneven(bits, nested)
+    assert q.shape == values.shape
+    widen = jax.jit(dequantize, static_argnums=1)
+    np.testing.assert_array_equal(dequantize(q, jnp.float32), values)
+    np.testing.assert_array_equal(widen(q, jnp.float32), values)
+    np.testing.assert_array_equal(widen(q, jnp.bfloat16), values.astype(ml_dtypes.bfloat16))
+    np.testing.assert_array_equal(dequantize(working_copy(q), jnp.bfloat16), widen(q, jnp.bfloat16))
+    read = jax.jit(lambda q, index: dequantize(select(q, index), jnp.float32))
+    np.testing.assert_array_equal(read(q, (np.int32(1), np.int32(2))), values[1, 2])
+    rows = jax.jit(lambda q, rows: dequantize(take_rows(q, rows), jnp.float32))
+    table = select(q, (1, 0))
+    np.testing.assert_array_equal(rows(table, np.array([3, 0])), values[1, 0][[3, 0]])
+
+
 def test_nbytes_counts_what_is_held():
     q, _ = draw(4, 6, 32, 8, False, "bfloat16")
     matrices = np.prod(LEAD)

@@ -1,0 +1,56 @@
+"""The frozen base of a run, wherever it lies: the one place that tells folders from GGUF files."""
+
+from pathlib import Path
+from types import ModuleType
+
+import jax
+
+from orbit_jax.checkpoint import gguf, huggingface
+from orbit_jax.checkpoint.common import Put
+from orbit_jax.checkpoint.gguf_file import is_gguf
+from orbit_jax.checkpoint.safetensors_io import checkpoint_files
+from orbit_jax.model.config import ModelConfig
+
+
+def load_base(path: str | Path, put: Put | None = None) -> tuple[ModelConfig, dict]:
+    """Loads a Hugging Face folder or a GGUF file; see `load_base` in the file of either.
+
+    Raises:
+      ValueError: if the checkpoint cannot be read or is not one of a supported model.
+    """
+    return _reader(path).load_base(path, put)
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """What kind of model it is, before any weight is read.
+
+    Raises:
+      ValueError: if the model is not supported.
+    """
+    if is_gguf(path):
+        return gguf.read_config(gguf.open_gguf(path))
+    return huggingface.read_config(path)
+
+
+def checkpoint_bytes(path: str | Path) -> int:
+    """Bytes of the files that hold the weights."""
+    files = [Path(path)] if is_gguf(path) else checkpoint_files(Path(path))
+    return sum(file.stat().st_size for file in files)
+
+
+def base_hash(path: str | Path) -> str:
+    """sha256 over the files that make up the base: ties an adapter to it.
+
+    Raises:
+      ValueError: if a file is missing.
+    """
+    return _reader(path).base_hash(path)
+
+
+def base_bytes(base: dict) -> int:
+    """Bytes of a base, all leaves together."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(base))
+
+
+def _reader(path: str | Path) -> ModuleType:
+    return gguf if is_gguf(path) else huggingface
