@@ -64,7 +64,7 @@ def check(config: Config, recipe: str) -> dict:
         if step:  # the first may compile
             new = (
                 int(rollouts.sampled.sum()) / (sampled - began),
-                int(metrics["tokens"]) / (time.monotonic() - sampled),
+                int(rollouts.lengths.sum()) / (time.monotonic() - sampled),
             )
             rates = {k: max(v, n) for (k, v), n in zip(rates.items(), new, strict=True)}
     return {"gaps": gaps, **rates}

@@ -140,6 +140,7 @@ def describe(sampled: Rollouts, rewards: np.ndarray) -> dict[str, float]:
     lowest, highest = np.fmin.reduce(by_group, axis=1), np.fmax.reduce(by_group, axis=1)
     stopped = {f"stop/{r}": np.mean(sampled.status == i) for i, r in enumerate(STOP_REASONS)}
     return {
+        "tokens": sampled.lengths.sum(),
         "completion/length_mean": sampled.sampled.sum(axis=1).mean(),
         "reward/flat_groups": np.mean(~(highest > lowest)),
         **{name: share for name, share in stopped.items() if share},

@@ -161,7 +161,8 @@ def local_stream(shape: MeshShape, stream: Stream) -> Stream:
     local = stream.rows - first
     # Rows of other shards and padding become padding; a negative row must not wrap.
     local = jax.numpy.where((local >= 0) & (local < rows), local, rows)
-    return stream.replace(rows=local, num_rows=rows)
+    prefix = None if stream.prefix is None else stream.prefix - first
+    return stream.replace(rows=local, num_rows=rows, prefix=prefix)
 
 
 def gather_columns(shape: MeshShape, y: jax.Array) -> jax.Array:

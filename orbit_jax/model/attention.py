@@ -65,7 +65,7 @@ def write(
 def by_slot(layout: Layout, stream: Stream, x: jax.Array) -> jax.Array:
     """`x[N, K, head_dim]` laid out as the cache does it: `[B, K, S, head_dim]`."""
     n, kv, dim = x.shape
-    out = regroup(x.reshape(n * kv, dim), layout.token_of_slot, layout.slot_of_token)
+    out = regroup(x.reshape(n * kv, dim), layout.token_of_slot, layout.slots_of_token)
     return out.reshape(stream.num_rows, kv, stream.num_slots, dim)
 
 

@@ -28,6 +28,10 @@ class Stream:
       num_rows: B, static.
       num_slots: S, static: positions for which keys and values are kept.
       decode: static; token i is the only one of row i (or padding), so N = B.
+      prefix: [B] int32 or None. The tokens of row b that are not in the stream, those before its
+        first, are those of row `prefix[b]`: a group's prompt goes through the model once. A row
+        that shares nothing names itself; one that is shared from does so too.
+      max_sharers: static, the most rows that name one other row in `prefix`.
     """
 
     tokens: jax.Array
@@ -36,6 +40,8 @@ class Stream:
     num_rows: int = struct.field(pytree_node=False)
     num_slots: int = struct.field(pytree_node=False)
     decode: bool = struct.field(pytree_node=False, default=False)
+    prefix: jax.Array | None = None
+    max_sharers: int = struct.field(pytree_node=False, default=0)
 
     @property
     def valid(self) -> jax.Array:
@@ -53,7 +59,7 @@ class Layout:
 
     Attributes:
       token_of_slot: [B*K*S] index n*K + k of each slot's token and head, N*K where there is none.
-      slot_of_token: [N*K, 1] the inverse.
+      slots_of_token: [N*K, 1 + max_sharers] the inverse: places in all rows that read the token.
       token_of_query: [blocks*K*C] the same for the query places; None in decode, where token b is
         the first query of block b.
       query_of_token: [N*K, 1] the inverse, or None.
@@ -62,7 +68,7 @@ class Layout:
     """
 
     token_of_slot: jax.Array
-    slot_of_token: jax.Array
+    slots_of_token: jax.Array
     token_of_query: jax.Array | None
     query_of_token: jax.Array | None
     row_of_block: jax.Array | None
@@ -85,17 +91,15 @@ def lay_out(config: ModelConfig, stream: Stream, kv_heads: int) -> Layout:
     else:
         chunk = max(smallest, min(config.query_chunk, s))
     row_of_block = None
-    slot = _per_head(valid, stream.rows, positions, b, s, kv_heads)
-    token_of_slot, slot_of_token = _inverse(slot, b * kv_heads * s), slot[:, None]
+    token_of_slot, slots_of_token = _slots(stream, kv_heads)
     if stream.decode:
         padding = jnp.zeros((b, chunk - 1), positions.dtype)
         query_positions = jnp.concatenate([positions[:, None], padding], axis=1)
-        return Layout(token_of_slot, slot_of_token, None, None, None, query_positions)
+        return Layout(token_of_slot, slots_of_token, None, None, None, query_positions)
     if s <= chunk:
         blocks, block, step = b, stream.rows, positions
     else:
-        row = jnp.where(valid, stream.rows, b)
-        first = jax.ops.segment_min(positions, row, b + 1)
+        row, first = jnp.where(valid, stream.rows, b), _first_positions(stream)
         count = jax.ops.segment_sum(jnp.ones_like(row), row, b + 1)[:b]
         end = jnp.cumsum(-(-count // chunk))  # blocks of rows up to and including this one
         blocks = min(n, n // chunk + b)
@@ -111,12 +115,44 @@ def lay_out(config: ModelConfig, stream: Stream, kv_heads: int) -> Layout:
     query = _per_head(valid, block, step, blocks, chunk, kv_heads)
     return Layout(
         token_of_slot=token_of_slot,
-        slot_of_token=slot_of_token,
+        slots_of_token=slots_of_token,
         token_of_query=_inverse(query, blocks * kv_heads * chunk),
         query_of_token=query[:, None],
         row_of_block=row_of_block,
         query_positions=query_positions.reshape(blocks, chunk),
     )
+
+
+def _slots(stream: Stream, kv_heads: int) -> tuple[jax.Array, jax.Array]:
+    """`token_of_slot` and `slots_of_token` of a stream."""
+    b, s = stream.num_rows, stream.num_slots
+    own = _per_head(stream.valid, stream.rows, stream.positions, b, s, kv_heads)
+    token_of_slot = _inverse(own, b * kv_heads * s)
+    if stream.prefix is None:
+        return token_of_slot, own[:, None]
+    first = _first_positions(stream)
+    shared = jnp.arange(s) < first[:b, None]  # [B, S]
+    table = token_of_slot.reshape(b, kv_heads, s)
+    table = jnp.where(shared[:, None], table[stream.prefix], table)
+    # Which rows read from a row: its sharers, numbered in the order of rows.
+    rows = jnp.arange(b)
+    named = jnp.where(stream.prefix == rows, b, stream.prefix)
+    order = jnp.argsort(named)
+    rank = jnp.argsort(order) - jnp.searchsorted(named[order], named)
+    sharers = jnp.full((b + 1, stream.max_sharers), b, rows.dtype)
+    sharers = sharers.at[named, rank].set(rows, mode="drop").at[b].set(b)
+    slots = [own]
+    for j in range(stream.max_sharers):
+        reader = sharers[jnp.where(stream.valid, stream.rows, b), j]
+        reads = (reader < b) & (stream.positions < first[reader])
+        slots.append(_per_head(reads, reader, stream.positions, b, s, kv_heads))
+    return table.reshape(-1), jnp.stack(slots, axis=1)
+
+
+def _first_positions(stream: Stream) -> jax.Array:
+    """[B + 1] the position of each row's first token in the stream; the last is of padding."""
+    row = jnp.where(stream.valid, stream.rows, stream.num_rows)
+    return jax.ops.segment_min(stream.positions, row, stream.num_rows + 1)
 
 
 def _per_head(

@@ -20,7 +20,8 @@ class Batch:
     """B = M*R rollouts as M micro-batches of R rows, each a stream of N tokens.
 
     Attributes:
-      stream: tokens, rows and positions `[M, N]`; rows count from 0 in each micro-batch.
+      stream: tokens, rows and positions `[M, N]`; rows count from 0 in each micro-batch. Of rows
+        with one prompt, the first holds it and the others begin with its last token.
       sampled: [M, N] bool, tokens drawn by the policy; nothing else is trained on.
       logprobs: [M, N] f32, the sampler's.
       rewards: [M, R] f32; not finite where the grader failed: the row is masked and counted.
@@ -71,15 +72,20 @@ def make_batch(
         )
     total, width = rollouts.tokens.shape
     num_rows, shards = total // micro_batches, config.mesh.data
-    lengths = rollouts.lengths
+    most = int(np.bincount(rollouts.groups).max()) - 1  # the same in each step of a run
+    leaders = _leaders(rollouts, num_rows // shards, most)
+    starts = np.where(leaders == np.arange(total), 0, rollouts.prompt_lengths - 1)
+    lengths = rollouts.lengths - starts
     fullest = max(
         largest_part(lengths[i : i + num_rows], num_rows, shards) for i in range(0, total, num_rows)
     )
     size = smallest_fit(fullest, buckets, shards)
     packed, sampled, logprobs = [], [], []
     for first in range(0, total, num_rows):
-        rows = range(num_rows)
-        pieces = [(r, 0, rollouts.tokens[first + r, : lengths[first + r]]) for r in rows]
+        pieces = [
+            (r - first, starts[r], rollouts.tokens[r, starts[r] : rollouts.lengths[r]])
+            for r in range(first, first + num_rows)
+        ]
         part = pack(pieces, num_rows, shards, size)
         valid = part.rows < num_rows
         place = (first + np.where(valid, part.rows, 0), part.positions)
@@ -100,6 +106,8 @@ def make_batch(
                 ),
                 num_rows=num_rows,
                 num_slots=width,
+                prefix=per_row(leaders % num_rows, np.int32),
+                max_sharers=most,
             ),
             sampled=np.stack(sampled),
             logprobs=np.stack(logprobs),
@@ -111,3 +119,20 @@ def make_batch(
             num_groups=total,
         ),
     )
+
+
+def _leaders(rollouts: Rollouts, part: int, most: int) -> np.ndarray:
+    """For each row the one that holds its prompt: the first with the same of `part` rows.
+
+    At most `most` others share one. Prompts are compared, not groups: what is shared must be equal.
+    """
+    leaders = np.arange(len(rollouts.lengths))
+    found: dict[tuple[int, bytes], list[int]] = {}
+    for row, length in enumerate(rollouts.prompt_lengths):
+        key = (row // part, rollouts.tokens[row, :length].tobytes())
+        together = found.setdefault(key, [])
+        if len(together) > most:
+            together.clear()
+        together.append(row)
+        leaders[row] = together[0]
+    return leaders

@@ -1,21 +1,23 @@
 """From prompts to rollouts, on the host: fills the sampler's slots and reads the results back."""
 
+import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-import jax
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from orbit_jax import mesh
 from orbit_jax.adapters.adapter import Adapter
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.stream import Stream
 from orbit_jax.rl.packing import largest_part, pack, sizes, smallest_fit
-from orbit_jax.rl.sampler import EOS, IDLE, NO_STOP, Controls, Incoming, SamplerState
+from orbit_jax.rl.sampler import EOS, IDLE, NO_STOP, RUNNING, Controls, Incoming, SamplerState
 
 # Shares of a full house for which prompts are processed: groups of a few long rows, one prompt a
 # row, and the worst case.
 _SHARES = (1 / 32, 1 / 4, 1.0)
+_REFILL_EVERY = 16  # decoded tokens: a call costs little beside them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +72,8 @@ def generate(
 ) -> tuple[Rollouts, SamplerState]:
     """Samples `group_size` completions of every prompt.
 
-    Rows go through the state's slots a wave at a time; the first row of a group in a wave processes
-    the prompt, the others copy its cache.
+    Rows wait for a free slot while others go on. The first row of a group processes the prompt; the
+    others copy it from that row's cache.
 
     Args:
       sample: the jitted `sampler.sample`.
@@ -99,36 +101,45 @@ def generate(
             )
     filtered = top_k > 0 or top_p < 1.0
     rows = [(g, i) for g in range(len(prompts)) for i in range(group_size)]
-    parts = []
-    for start in range(0, len(rows), slots):
-        wave = rows[start : start + slots]
-        state = clear(state)
+    queue, running = collections.deque(range(len(rows))), {}
+    held: dict[int, int] = {}  # the group whose prompt lies in a slot's cache
+    fields = ("tokens", "lengths", "sampled", "logprobs", "status")
+    found = {
+        name: np.zeros((len(rows), *getattr(state, name).shape[1:]), getattr(state, name).dtype)
+        for name in fields
+    }
+    state = clear(config, state)
+    while queue or running:
+        free = [slot for slot in range(slots) if slot not in running]
+        new = {slot: queue.popleft() for slot in free[: len(queue)]}
         incoming = admit_prompts(
             config,
             state,
-            [prompts[g] for g, _ in wave],
-            [(seed, step, prompt_ids[g], i) for g, i in wave],
-            [g for g, _ in wave],
+            [prompts[rows[row][0]] for row in new.values()],
+            [(seed, step, prompt_ids[rows[row][0]], rows[row][1]) for row in new.values()],
+            [rows[row][0] for row in new.values()],
             max_completion_tokens,
             stop_ids,
             temperature,
             top_k,
             top_p,
+            slots=list(new),
+            held={slot: group for slot, group in held.items() if slot not in new},
         )
-        steps = np.int32(max_completion_tokens)
+        running |= new
+        held |= {slot: rows[row][0] for slot, row in new.items()}
+        # With rows waiting, slots that have finished are looked for now and then.
+        steps = np.int32(_REFILL_EVERY if queue else max_completion_tokens)
         state = sample(config, base, adapter, state, incoming, steps, filters=filtered)
-        fields = (state.tokens, state.lengths, state.sampled, state.logprobs, state.status)
-        parts.append([np.asarray(x)[: len(wave)] for x in jax.device_get(fields)])
-    tokens, lengths, sampled, logprobs, status = (
-        np.concatenate(p) for p in zip(*parts, strict=True)
-    )
+        status = np.asarray(state.status)
+        done = [slot for slot in running if status[slot] != RUNNING]
+        if done:
+            places = [running.pop(slot) for slot in done]
+            for name in fields:
+                found[name][places] = np.asarray(getattr(state, name))[done]
     rollouts = Rollouts(
-        tokens=tokens,
-        lengths=lengths,
+        **found,
         prompt_lengths=np.array([len(prompts[g]) for g, _ in rows], np.int32),
-        sampled=sampled,
-        logprobs=logprobs,
-        status=status,
         groups=np.array([g for g, _ in rows], np.int32),
         temperature=temperature,
         filtered=filtered,
@@ -137,9 +148,10 @@ def generate(
     return rollouts, state
 
 
-def clear(state: SamplerState) -> SamplerState:
+def clear(config: ModelConfig, state: SamplerState) -> SamplerState:
     """Every slot idle. Stale keys and values stay: nothing looks past a row's own tokens."""
-    return state.replace(status=np.full(state.status.shape, IDLE, np.int32))
+    idle = np.full(state.status.shape, IDLE, np.int32)
+    return state.replace(status=mesh.place(config, idle, P("data")))
 
 
 def admit_prompts(
@@ -153,40 +165,50 @@ def admit_prompts(
     temperature: float,
     top_k: int = 0,
     top_p: float = 1.0,
+    *,
+    slots: Sequence[int] | None = None,
+    held: Mapping[int, int] | None = None,
 ) -> Incoming:
-    """The `Incoming` that puts prompt i into slot i; equal groups share one processing.
+    """The `Incoming` that puts prompt i into `slots[i]`; equal groups share one processing.
 
-    A shared prompt is processed in the first slot of its group within the same data shard.
+    A shared prompt is processed in the first slot of its group within the same data shard, unless a
+    slot of that shard holds it already.
+
+    Args:
+      slots: by default the first ones.
+      held: the group whose prompt lies in a slot that is not among `slots`.
     """
-    slots, width = state.tokens.shape
+    num_slots, width = state.tokens.shape
     stops = state.controls.stop_ids.shape[1]
     shards = config.mesh.data
-    tokens = np.zeros((slots, width), np.int32)
-    lengths = np.ones(slots, np.int32)
-    source = np.arange(slots, dtype=np.int32)
-    ids = np.zeros((slots, 4), np.uint32)
-    leaders: dict[tuple[int, int], int] = {}
+    slots = range(len(prompts)) if slots is None else slots
+    shard = [slot * shards // num_slots for slot in range(num_slots)]
+    tokens = np.zeros((num_slots, width), np.int32)
+    lengths = np.ones(num_slots, np.int32)
+    source = np.arange(num_slots, dtype=np.int32)
+    ids = np.zeros((num_slots, 4), np.uint32)
+    used = np.zeros(num_slots, bool)
+    leaders = {(group, shard[slot]): slot for slot, group in (held or {}).items()}
     pieces = []
-    for slot, (prompt, group) in enumerate(zip(prompts, groups, strict=True)):
+    for slot, prompt, group, noise in zip(slots, prompts, groups, noise_ids, strict=True):
         tokens[slot, : len(prompt)] = prompt
         lengths[slot] = len(prompt)
-        ids[slot] = noise_ids[slot]
-        leader = leaders.setdefault((group, slot * shards // slots), slot)
+        ids[slot] = noise
+        used[slot] = True
+        leader = leaders.setdefault((group, shard[slot]), slot)
         source[slot] = leader
         if leader == slot:
             pieces.append((slot, 0, prompt[:-1]))
-    counts = np.zeros(slots, int)
+    counts = np.zeros(num_slots, int)
     for slot, _, piece in pieces:
         counts[slot] = len(piece)
-    buckets = sizes(slots * width, _SHARES, shards)
-    packed = pack(
-        pieces, slots, shards, smallest_fit(largest_part(counts, slots, shards), buckets, shards)
-    )
-    used = np.arange(slots) < len(prompts)
+    buckets = sizes(num_slots * width, _SHARES, shards)
+    size = smallest_fit(largest_part(counts, num_slots, shards), buckets, shards)
+    packed = pack(pieces, num_slots, shards, size)
     stop_row = np.full(stops, NO_STOP, np.int32)
     stop_row[: len(stop_ids)] = stop_ids
     incoming = Incoming(
-        stream=Stream(packed.tokens, packed.rows, packed.positions, slots, width),
+        stream=Stream(packed.tokens, packed.rows, packed.positions, num_slots, width),
         update=used,
         fresh=used,
         source=source,
@@ -194,11 +216,11 @@ def admit_prompts(
         lengths=lengths,
         controls=Controls(
             limits=np.minimum(lengths + max_completion_tokens, width).astype(np.int32),
-            temperature=np.full(slots, temperature, np.float32),
-            top_k=np.full(slots, top_k, np.int32),
-            top_p=np.full(slots, top_p, np.float32),
-            stop_ids=np.tile(stop_row, (slots, 1)),
-            stop_reasons=np.full((slots, stops), EOS, np.int32),
+            temperature=np.full(num_slots, temperature, np.float32),
+            top_k=np.full(num_slots, top_k, np.int32),
+            top_p=np.full(num_slots, top_p, np.float32),
+            stop_ids=np.tile(stop_row, (num_slots, 1)),
+            stop_reasons=np.full((num_slots, stops), EOS, np.int32),
             noise_ids=ids,
         ),
     )

@@ -179,7 +179,7 @@ def ppo_step(
         "update/same_adapter": same_adapter.astype(jnp.int32),
         "update/skipped_minibatches": (~applied).sum(),
         "reward/infra_failures": (~finite).sum(),
-        "tokens": (rows < batch.stream.num_rows).sum(),
+        "tokens_computed": (rows < batch.stream.num_rows).sum(),
         **{f"gradient_norm/{k}": v.mean() for k, v in gradient_norms.items()},
         **{f"adapter/update_size/{k}": v for k, v in sizes.items()},
         "adapter/update_size": sizes["policy"],

@@ -73,6 +73,34 @@ def test_every_token_keeps_its_id_its_place_and_its_logprob():
     assert batch.groups.tolist() == [[0, 0], [1, 1]]
 
 
+def test_a_group_s_prompt_is_there_once_for_rows_that_lie_together():
+    sampled = rollouts(*[(4, [GEN] * 3)] * 8, groups=np.zeros(8, np.int32))
+    sampled.tokens[:, :4] = [5, 6, 7, 8]
+    batch = pack(sampled, micro_batches=2)
+    for m in range(2):
+        rows, positions = batch.stream.rows[m], batch.stream.positions[m]
+        assert [positions[rows == r].tolist() for r in range(4)] == [[*range(7)]] + [
+            [3, 4, 5, 6]
+        ] * 3
+        assert batch.stream.prefix[m].tolist() == [0, 0, 0, 0]
+    assert batch.sampled.sum() == 8 * 3
+    assert batch.stream.max_sharers == 7
+
+
+def test_prompts_that_differ_are_not_shared_whatever_the_group_says():
+    sampled = rollouts(*[(4, [GEN] * 3)] * 4, groups=np.zeros(4, np.int32))
+    batch = pack(sampled)
+    assert batch.stream.prefix.tolist() == [[0, 1, 2, 3]]
+
+
+def test_no_more_rows_share_a_prompt_than_a_group_has():
+    sampled = rollouts(*[(4, [GEN])] * 6)  # three groups of two rows
+    sampled.tokens[:, :4] = 5
+    batch = pack(sampled)
+    assert batch.stream.prefix.tolist() == [[0, 0, 2, 2, 4, 4]]
+    assert batch.stream.max_sharers == 1
+
+
 def test_rows_that_ended_at_their_limit_are_marked():
     sampled = rollouts((1, [GEN]), (1, [GEN]), status=np.array([LENGTH, EOS], np.int32))
     assert pack(sampled).truncated.tolist() == [[True, False]]

@@ -323,7 +323,7 @@ def test_the_update_does_not_depend_on_the_micro_batches(by_count):
         assert_close(moments(after), moments(one), rtol=2**-7)
         for name in ("entropy", "kl/reference_k3", "gradient_norm/policy"):
             assert others[name] == pytest.approx(metrics[name], rel=1e-2)
-        assert others["tokens"] == metrics["tokens"]
+        assert others["parity/tokens"] == metrics["parity/tokens"]
 
 
 # Epochs and minibatches
