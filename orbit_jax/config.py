@@ -64,7 +64,7 @@ class PPOConfig:
     epochs: int = 1
     minibatches: int = 1
     micro_batches: int = 2
-    token_buckets: tuple[float, ...] = (0.375, 0.75, 1.0)
+    token_buckets: tuple[float, ...] = (0.3125, 0.5, 1.0)
     remat: bool = False
     clip_low: float = 0.2
     clip_high: float = 0.28
