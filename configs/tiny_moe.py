@@ -97,6 +97,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
     config.run = ConfigDict()
     config.run.root = "runs"  # where run folders go
+    config.run.compilation_cache = True  # keep compiled programs in it, for the next start
     config.run.checkpoint_every_steps = 50
     config.run.keep_checkpoints = 2
     config.run.samples_every_steps = 10

@@ -37,7 +37,7 @@ def run(
     advantage_fn: advantages.AdvantageFn | None = None,
 ) -> dict:
     """Trains by PPO and returns what `summary.json` holds."""
-    startup.set_devices(config)
+    startup.set_up_jax(config)
     advantage_fn = advantage_fn or ADVANTAGES[config.ppo.advantage]
     sampler, ppo, task = config.sampler, config.ppo, config.task
     data = load_data(
@@ -88,10 +88,11 @@ def run(
     part = {"heldout": data.heldout[: config.evaluation.problems]}
     with (
         Recorder(to_dict(config), startup.facts(frozen, state), resume) as record,
-        StopFlag() as stop,
         math.grader,
     ):
         state, start = record.restore(state)
+        record.note(f"problems: {len(data.train):,} to train on, {len(data.heldout):,} held out")
+        record.note("compiling the sampler and the step, comparing their log-probs ...")
         programs, slots, report = parity.choose(
             config,
             frozen.model,
@@ -107,29 +108,29 @@ def run(
         if not record.resumed:
             record.before(evaluate(whole))
 
-        for step in record.timed(range(start, config.steps)):
-            if stop.requested:
-                return record.stopped(step, state)
-            problems = problems_of_step(data.train, step, sampler.prompts_per_step, config.seed)
-            sampled, texts = rollouts(problems, sampler.group_size, sampler.temperature, step)
-            asked = [problems[group] for group in sampled.groups]
-            rewards, outcomes = math.rewards(asked, texts)
-            batch = make_batch(
-                programs.model, sampled, rewards, ppo.micro_batches, token_buckets(config)
-            )
-            state, metrics = programs.ppo_step(
-                programs.step, base, state, batch, loss_fn, advantage_fn
-            )
-            metrics = jax.device_get(metrics) | describe(sampled, rewards)
-            record.check(step, state, metrics, batch, programs.recipe)
-            if (step + 1) % config.evaluation.every_steps == 0 and step + 1 < config.steps:
-                metrics |= evaluate(part)
-            samples = rows(sampled, asked, texts, rewards, outcomes)
-            record.step(step, metrics, rewards, outcomes, samples)
-            if (step + 1) % config.run.checkpoint_every_steps == 0:
-                record.checkpoint(step + 1, state)
-
-        record.checkpoint(config.steps, state)
+        with StopFlag() as stop:
+            for step in record.timed(range(start, config.steps)):
+                problems = problems_of_step(data.train, step, sampler.prompts_per_step, config.seed)
+                sampled, texts = rollouts(problems, sampler.group_size, sampler.temperature, step)
+                asked = [problems[group] for group in sampled.groups]
+                rewards, outcomes = math.rewards(asked, texts)
+                batch = make_batch(
+                    programs.model, sampled, rewards, ppo.micro_batches, token_buckets(config)
+                )
+                state, metrics = programs.ppo_step(
+                    programs.step, base, state, batch, loss_fn, advantage_fn
+                )
+                metrics = jax.device_get(metrics) | describe(sampled, rewards)
+                record.check(step, state, metrics, batch, programs.recipe)
+                done = step + 1
+                if done % config.evaluation.every_steps == 0 and done < config.steps:
+                    metrics |= evaluate(part)
+                samples = rows(sampled, asked, texts, rewards, outcomes)
+                record.step(step, metrics, rewards, outcomes, samples)
+                if done % config.run.checkpoint_every_steps == 0 or done == config.steps:
+                    record.checkpoint(done, state)
+                if stop.requested:
+                    return record.stopped(done, state)
         return record.after(evaluate(whole))
 
 

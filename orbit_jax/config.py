@@ -7,6 +7,7 @@ as static arguments of a jit.
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -123,6 +124,7 @@ class RunConfig:
     """The run folder."""
 
     root: str = "runs"
+    compilation_cache: bool = True
     checkpoint_every_steps: int = 50
     keep_checkpoints: int = 2
     samples_every_steps: int = 10
@@ -200,7 +202,9 @@ def _typed(default: Any, value: Any, path: str) -> Any:
             raise ValueError(f"{path}={value!r}: expected a list such as {default[:2]}")
         return tuple(_typed(default[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        value = float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{path}={value!r}: must be a finite number")
     if type(value) is not type(default):
         raise ValueError(
             f"{path}={value!r}: expected {type(default).__name__}, such as {default!r}"
@@ -221,17 +225,35 @@ def _validate(config: Config) -> None:
         sampler.max_completion_tokens ppo.epochs ppo.minibatches ppo.micro_batches mesh.data
         mesh.tensor evaluation.every_steps evaluation.problems task.train_problems
         task.heldout_problems run.checkpoint_every_steps run.keep_checkpoints
-        run.samples_every_steps optimizer.learning_rate ppo.std_floor
+        run.samples_every_steps optimizer.learning_rate optimizer.critic_learning_rate
+        optimizer.max_gradient_norm ppo.std_floor ppo.max_importance_weight adapter.alpha
+        task.grader_workers task.grader_max_seconds base.working_copy_share
     """
     not_negative = """
         seed task.data_seed task.unseen_problems optimizer.warmup_steps optimizer.weight_decay
         ppo.clip_low ppo.clip_high ppo.value_clip ppo.kl_coefficient ppo.entropy_coefficient
+        ppo.value_coefficient ppo.gamma ppo.lam optimizer.b1 optimizer.b2
     """
     for fields, least in ((positive, "above 0"), (not_negative, "at least 0")):
         for field in fields.split():
             section, _, name = field.rpartition(".")
             value = getattr(getattr(config, section) if section else config, name)
             require(value > 0 or (value == 0 and fields is not_negative), field, f"must be {least}")
+    most = {
+        "seed": 2**32 - 1,  # it keys the noise as 32 bits
+        "task.grader_max_seconds": 3600,
+        "sampler.temperature": 100,
+        "ppo.gamma": 1,
+        "ppo.lam": 1,
+        "optimizer.b1": 0.9999999,
+        "optimizer.b2": 0.9999999,
+        "optimizer.learning_rate": 1,
+        "optimizer.critic_learning_rate": 1,
+    }
+    for field, limit in most.items():
+        section, _, name = field.rpartition(".")
+        value = getattr(getattr(config, section) if section else config, name)
+        require(value <= limit, field, f"must be at most {limit}")
     choices = {
         "base.working_copy": ("auto", "never", "always"),
         "parity": ("auto", "fast", "tiles", "corrected"),
@@ -243,10 +265,10 @@ def _validate(config: Config) -> None:
         value = getattr(getattr(config, section) if section else config, name)
         require(value in allowed, field, f"use one of {allowed}")
     require(
-        config.sampler.temperature > 0,
+        config.sampler.temperature >= 0.01,
         "sampler.temperature",
         "training on greedy samples is refused: they have no log-prob that an update could move; "
-        "use a temperature above 0",
+        "use a temperature of at least 0.01",
     )
     require(
         config.ppo.micro_batches % config.ppo.minibatches == 0,

@@ -131,6 +131,10 @@ def choose(
             loss_fn,
             advantage_fn,
         )
+        if not all(np.isfinite(list(gaps[recipe].values()))):
+            raise ValueError(
+                "log-probs are not finite: check the weights of base.path and adapter.alpha"
+            )
         if recipe == "corrected" or not any(gaps[recipe].values()):
             return programs, slots, Report(recipe, gaps)
     raise ValueError(

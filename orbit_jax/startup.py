@@ -6,6 +6,7 @@ Everything that can be refused is refused here, before any long work.
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -49,8 +50,11 @@ class Frozen:
     hash: str
 
 
-def set_devices(config: Config) -> None:
-    """Simulates devices on the CPU where the config asks for it; to be called before any other."""
+def set_up_jax(config: Config) -> None:
+    """Where compiled programs are kept, and simulated devices; to be called before any other."""
+    if config.run.compilation_cache and not jax.config.jax_compilation_cache_dir:
+        folder = Path(config.run.root).absolute() / "compilation_cache"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
     if not config.mesh.simulate:
         return
     count = config.mesh.data * config.mesh.tensor
@@ -82,6 +86,11 @@ def load(config: Config) -> Frozen:
         raise ValueError(
             f"config.base.path={config.base.path!r}: its tokenizer has {tokenizer.vocab_size} ids, "
             f"its model {model.vocab_size}: the files belong to different models"
+        )
+    if config.adapter.rank > model.hidden_size:
+        raise ValueError(
+            f"config.adapter.rank={config.adapter.rank}: must be at most the model's width, "
+            f"{model.hidden_size}"
         )
     if config.num_slots > model.max_positions:
         raise ValueError(
@@ -122,10 +131,15 @@ def encode_prompts(
     longest = max(prompts, key=lambda name: len(prompts[name]))
     limit = config.sampler.max_prompt_tokens
     if len(prompts[longest]) > limit:
+        count = sum(len(prompt) > limit for prompt in prompts.values())
         raise ValueError(
-            f"config.sampler.max_prompt_tokens={limit}: the prompt of problem {longest!r} has "
-            f"{len(prompts[longest])} tokens: raise the limit or leave the problem out"
+            f"config.sampler.max_prompt_tokens={limit}: {count} of {len(prompts)} prompts are "
+            f"longer; the longest, of problem {longest!r}, has {len(prompts[longest])} tokens: "
+            "raise the limit or leave these problems out"
         )
+    empty = next((name for name, prompt in prompts.items() if not prompt), None)
+    if empty is not None:
+        raise ValueError(f"the prompt of problem {empty!r} has no tokens: mend the chat template")
     return prompts
 
 

@@ -181,7 +181,7 @@ def _ref(path: Path, begin: int, name: str, entry: dict) -> TensorRef:
             f"{path}: {name} has the unknown dtype {entry['dtype']}: use one of {sorted(_DTYPES)}"
         )
     ref = TensorRef(name, _DTYPES[entry["dtype"]], tuple(entry["shape"]), path, begin + start)
-    if ref.nbytes != end - start:
+    if start < 0 or ref.nbytes != end - start:
         raise ValueError(
             f"{path}: {name} of {ref.dtype}{list(ref.shape)} needs {ref.nbytes} bytes, its header "
             f"gives it {end - start}: download it again"

@@ -93,7 +93,7 @@ class Tokenizer:
                 documents=None,
                 **self.special_tokens,
             )
-        except jinja2.TemplateError as error:
+        except Exception as error:  # a template may raise anything
             raise ValueError(
                 f"the chat template refuses the messages: {error}; change their roles or order."
             ) from error
@@ -142,9 +142,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a {type(value).__name__}, not an object; replace it.")
+    return value
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
@@ -164,7 +167,14 @@ def _eos_ids(folder: Path, fast: FastTokenizer, special: dict[str, str]) -> tupl
     for source in sources:
         ids = (source or {}).get("eos_token_id")
         if ids is not None and ids != []:
-            return tuple(ids) if isinstance(ids, list) else (ids,)
+            ids = ids if isinstance(ids, list) else [ids]
+            known = range(fast.get_vocab_size())
+            if not all(type(i) is int and i in known for i in ids):
+                raise ValueError(
+                    f"{folder}: eos_token_id={ids} are not ids of its tokenizer, which has "
+                    f"{len(known)}; mend generation_config.json or config.json."
+                )
+            return tuple(ids)
     token_id = fast.token_to_id(special["eos_token"]) if "eos_token" in special else None
     if token_id is None:
         raise ValueError(

@@ -108,7 +108,7 @@ class ModelConfig:
             num_kv_heads=_count(hf, "num_key_value_heads", default=heads),
             head_dim=_count(hf, "head_dim", default=hidden // heads),
             intermediate_size=_count(hf, "intermediate_size"),
-            rms_norm_eps=_read(hf, "rms_norm_eps"),
+            rms_norm_eps=_positive("rms_norm_eps", _read(hf, "rms_norm_eps")),
             rope_theta=_rope_theta(hf),
             max_positions=_count(hf, "max_position_embeddings"),
             tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
@@ -162,6 +162,8 @@ def _count(hf: dict, *names: str, default: int | None = None) -> int:
 def _rope_theta(hf: dict) -> float:
     """`rope_theta` stands at the top (older files) or in `rope_parameters` (transformers 5)."""
     nested = hf.get("rope_parameters") or {}
+    if not isinstance(nested, dict):
+        raise ValueError(f"config.json: rope_parameters={nested!r} must be an object")
     if nested.get("rope_type", "default") != "default":
         raise ValueError(
             f"config.json: rope_type={nested['rope_type']!r} is not supported: only 'default'"
@@ -169,4 +171,10 @@ def _rope_theta(hf: dict) -> float:
     thetas = {v for v in (hf.get("rope_theta"), nested.get("rope_theta")) if v is not None}
     if len(thetas) != 1:
         raise ValueError(f"config.json: rope_theta is missing or contradictory: {sorted(thetas)}")
-    return float(thetas.pop())
+    return _positive("rope_theta", thetas.pop())
+
+
+def _positive(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"config.json: {name}={value!r} must be a number above 0")
+    return float(value)

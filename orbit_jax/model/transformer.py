@@ -87,11 +87,20 @@ def logits(base: dict, hidden: jax.Array) -> jax.Array:
     return matmul(hidden, base.get("lm_head", base["embed_tokens"]))
 
 
+def temper(logits: jax.Array, temperature: jax.Array) -> jax.Array:
+    """Logits `[N, V]` over `temperature[N]`, by a product with a reciprocal that is made once.
+
+    A quotient would be left as it is in one program and turned into this product in another, which
+    rounds differently unless the temperature is a power of two.
+    """
+    return logits * lax.optimization_barrier(1.0 / temperature)[:, None]
+
+
 def log_softmax_at(
     logits: jax.Array, targets: jax.Array, temperature: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Log-prob of each target and entropy, of logits `[N, V]` tempered by `temperature[N]`."""
-    tempered = logits / temperature[:, None]
+    tempered = temper(logits, temperature)
     shifted = tempered - lax.stop_gradient(tempered.max(axis=-1, keepdims=True))
     exps = jnp.exp(shifted)
     total = exps.sum(axis=-1)

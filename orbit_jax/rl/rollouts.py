@@ -26,7 +26,7 @@ class Rollouts:
 
     Attributes:
       tokens: [B, S] int32, prompt then completion; what lies behind `lengths` means nothing.
-      lengths, prompt_lengths: [B] int32.
+      lengths: [B] int32, prompt and completion together; prompt_lengths: [B] int32.
       sampled: [B, S] bool, true at tokens drawn by the model.
       logprobs: [B, S] f32, of the sampled tokens.
       status: [B] int32, an index into `sampler.STOP_REASONS`.
@@ -46,6 +46,11 @@ class Rollouts:
     temperature: float
     filtered: bool
     fingerprint: int
+
+    @property
+    def completion_lengths(self) -> np.ndarray:
+        """[B] tokens behind the prompt, stop id included."""
+        return self.lengths - self.prompt_lengths
 
     def completion(self, row: int) -> list[int]:
         """The sampled ids of a row, stop id included."""

@@ -19,7 +19,7 @@ from orbit_jax.adapters.adapter import Adapter, fingerprint
 from orbit_jax.model.attention import Cache, empty_cache
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.stream import Stream
-from orbit_jax.model.transformer import apply, log_softmax_at, logits, with_head
+from orbit_jax.model.transformer import apply, log_softmax_at, logits, temper, with_head
 from orbit_jax.quant.matmul import over_rows
 
 STOP_REASONS = ("running", "eos", "length", "tool", "idle")
@@ -280,7 +280,7 @@ def _draw_rows(
         key = jax.random.fold_in(jax.random.wrap_key_data(key), position)
         return jax.random.gumbel(key, raw.shape[1:])
 
-    scores = raw / scale[:, None]
+    scores = temper(raw, scale)
     if filters:
         scores = jnp.where(_kept(scores, top_k, top_p), scores, -jnp.inf)
     scores += jnp.where(greedy[:, None], 0.0, jax.vmap(gumbel)(keys, positions))

@@ -61,7 +61,8 @@ def ppo_step(
     Returns:
       The new state, or the old one where an update must not happen, and scalar metrics. The state
       is kept as it was when the log-probs of sampler and trainer differ (`config.exact`), when
-      another adapter sampled, when nothing is left to train on, or when a gradient is not finite.
+      another adapter sampled, when nothing is left to train on, or when a gradient or the
+      parameters that it leads to are not finite.
     """
     ppo, rows = config.ppo, batch.stream.rows
     finite = jnp.isfinite(batch.rewards)
@@ -138,9 +139,11 @@ def ppo_step(
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         (grads, sums), _ = lax.scan(accumulate, zero, chosen)
         changes, optimizer_after = make_optimizer(config.optimizer).update(grads, optimizer, params)
-        ok = (count > 0) & jnp.isfinite(optax.tree.norm(grads))
+        after = optax.apply_updates(params, changes)
+        finite = jnp.isfinite(optax.tree.norm(grads)) & jnp.isfinite(optax.tree.norm(after))
+        ok = (count > 0) & finite
         select = functools.partial(jnp.where, ok)
-        params = jax.tree.map(select, optax.apply_updates(params, changes), params)
+        params = jax.tree.map(select, after, params)
         optimizer = jax.tree.map(select, optimizer_after, optimizer)
         return (params, optimizer), (sums, group_norms(grads), ok)
 
@@ -205,7 +208,10 @@ def _loss(
     logprobs = jnp.where(mask, logprobs, 0.0)
     entropy = jnp.where(mask, entropy, 0.0)
     old, reference = micro["old"], micro["reference"]
-    token_loss, extra = loss_fn(ppo, logprobs, old, micro["advantages"])
+    result = loss_fn(ppo, logprobs, old, micro["advantages"])
+    if not isinstance(result, tuple):
+        raise ValueError("loss_fn must return (loss of each token, metrics of each token by name)")
+    token_loss, extra = result
     chex.assert_shape([token_loss, *extra.values()], mask.shape)  # a mean would weigh wrongly
     token_loss = token_loss * micro["weights"]
     if ppo.kl == "loss":

@@ -15,7 +15,7 @@ from ml_collections import config_flags
 
 from orbit_jax.config import Config, from_config_dict
 
-_MISTAKES = (KeyError, AttributeError, ValueError, flags.Error)
+_MISTAKES = (KeyError, AttributeError, ValueError, OSError, flags.Error)
 
 
 def main(run: Callable[[Config, str], object], default_config: str) -> None:
@@ -48,6 +48,9 @@ def main(run: Callable[[Config, str], object], default_config: str) -> None:
             _refuse(error)
         try:
             run(config, resume.value)
+        except KeyboardInterrupt:
+            print("stopped at once; a run that has saved goes on with --resume", file=sys.stderr)
+            sys.exit(130)
         except (ValueError, RuntimeError) as error:
             if not _is_sentence(error):
                 raise

@@ -1,12 +1,13 @@
 """The run folder: everything that one run reads and writes, under one name."""
 
+import fcntl
 import json
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from orbit_jax.runs.environment import describe_environment
 from orbit_jax.runs.files import to_json, write_atomic
@@ -40,10 +41,17 @@ class RunFolder:
     @classmethod
     def create(cls, root: str | Path, experiment: str, config: Mapping[str, Any]) -> "RunFolder":
         """Makes a new folder under `root` and records the config and the environment in it."""
+        if Path(experiment).name != experiment or experiment.startswith("."):
+            raise ValueError(f"config.experiment={experiment!r}: must be a plain name")
         name = f"{experiment}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = cls(Path(root).absolute() / name)
         for directory in (folder.path, folder.samples, folder.checkpoints, folder.plots):
-            directory.mkdir(parents=True)
+            try:
+                directory.mkdir(parents=True)
+            except OSError as error:
+                raise ValueError(
+                    f"config.run.root={str(root)!r}: cannot make {directory}: {error.strerror}"
+                ) from error
         write_atomic(folder.path / "config.json", to_json(config, indent=2))
         write_atomic(folder.path / "environment.json", to_json(describe_environment(), indent=2))
         folder.log(f"{experiment} starts")
@@ -80,6 +88,18 @@ class RunFolder:
             if name != "command":
                 folder.log(f"environment changed, bits may differ: {line}")
         return folder
+
+    def lock(self) -> IO[str]:
+        """Refuses a second writer until the returned file is closed or this process has ended."""
+        file = (self.path / "lock").open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise ValueError(
+                f"resume: another process is writing {self.path}: wait for it or stop it"
+            ) from None
+        return file
 
     @property
     def samples(self) -> Path:

@@ -18,10 +18,16 @@ class MetricsWriter:
         """Opens both files for a run whose next step is `start`.
 
         Rows of `start` and later steps, left by a run that was killed after its last checkpoint,
-        are dropped: the resumed run writes them again.
+        are dropped: the resumed run writes them again. So is a second row of a step: the evaluation
+        at the end of a run that now goes on.
         """
         path = folder / "metrics.jsonl"
-        kept = [row for row in read_metrics(folder) if row["step"] < start]
+        rows = read_metrics(folder)
+        kept = [
+            row
+            for before, row in zip([{"step": -1}, *rows], rows, strict=False)
+            if before["step"] < row["step"] < start
+        ]
         write_atomic(path, "".join(f"{to_json(row)}\n" for row in kept))
         self._file = path.open("a", encoding="utf-8")
         self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=start or None)

@@ -85,7 +85,9 @@ class Progress:
             self._done = step
             self._times.append((step, time.monotonic()))
         new = {name: float(metrics[name]) for name in METRICS if metrics.get(name) is not None}
-        self._values |= new
+        # An evaluation is shown where it was made: an old one would pass for a new measurement.
+        kept = {k: v for k, v in self._values.items() if not k.startswith("heldout/") or self._live}
+        self._values = kept | new
         now = time.monotonic()
         due = now - self._last_line >= self._interval_seconds or step == self._total
         if due or any(name.startswith("heldout/") for name in new):

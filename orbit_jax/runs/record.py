@@ -35,6 +35,7 @@ MAY_DIFFER = (
     "run.keep_checkpoints",
     "run.samples_every_steps",
     "run.root",
+    "run.compilation_cache",
     "task.grader_workers",
     "task.grader_max_seconds",
     "base.path",  # the base's hash is compared instead
@@ -71,6 +72,7 @@ class Recorder:
             self.folder = RunFolder.open(resume, config, MAY_DIFFER)
         else:
             self.folder = RunFolder.create(config["run"]["root"], config["experiment"], config)
+        self._lock = self.folder.lock()
         self.totals = Totals()
         self._found = run_state.latest(self.folder.checkpoints)
         self._saved: int | None = None  # step of the newest checkpoint that is known
@@ -86,6 +88,7 @@ class Recorder:
         if hasattr(self, "_progress"):
             self._progress.__exit__(*exception)
             self._metrics.close()
+        self._lock.close()
 
     @property
     def resumed(self) -> bool:
@@ -119,6 +122,8 @@ class Recorder:
         self._progress = Progress(self.config["steps"], self.folder.log, start=start)
         self._progress.__enter__()
         self.note(f"run folder: {self.folder.path}")
+        if self.resumed:
+            self.note(f"goes on after step {start}")
         for name in self._found.half_written:
             self.note(f"ignored the half-written checkpoint {name}")
         for name, value in self.facts.items():

@@ -23,7 +23,7 @@ _ATOM_PARTS = re.compile(
 )
 _NUMBER = re.compile(
     rf"(?P<sign>[+-]?)(?P<whole>\d+\s*(?=\\frac)|\d+\s+(?=\d+\s?/\s?\d))?"
-    rf"(?:\\frac\{{(?P<top_sign>-?)(?P<top>{_ATOM})\}}\{{(?P<bottom>{_ATOM})\}}"
+    rf"(?:\\frac\{{(?P<top_sign>-?)(?P<top>{_ATOM})\}}\{{(?P<bottom_sign>-?)(?P<bottom>{_ATOM})\}}"
     rf"|(?P<left>{_ATOM})(?:\s?/\s?(?P<right>{_ATOM}))?)"
     r"(?P<percent>\s*%)?"
 )
@@ -77,7 +77,7 @@ def read_number(text: str) -> Fraction | None:
         value = _read_atom(top) / (_read_atom(bottom) if bottom else 1)
     except ZeroDivisionError:
         return None
-    value = -value if match["top_sign"] else value
+    value = -value if bool(match["top_sign"]) != bool(match["bottom_sign"]) else value
     value += int(match["whole"]) if match["whole"] else 0
     value = -value if match["sign"] == "-" else value
     return value / 100 if match["percent"] else value

@@ -71,9 +71,12 @@ def _read_row(line: bytes, number: int) -> Problem:
     try:
         # Decimal keeps a numeric answer as it was written: 0.1 is not a binary fraction.
         row = json.loads(line.decode("utf-8-sig"), parse_float=Decimal)
-    except UnicodeDecodeError:
+        json.dumps(
+            row, default=str, ensure_ascii=False
+        ).encode()  # half a surrogate pair is no text
+    except UnicodeError:
         raise ValueError("not UTF-8 text") from None
-    except (json.JSONDecodeError, RecursionError):
+    except (json.JSONDecodeError, RecursionError, ArithmeticError):
         raise ValueError("not valid JSON") from None
     if not isinstance(row, dict):
         raise ValueError("not a JSON object")

@@ -76,7 +76,7 @@ def test_the_fingerprint_tells_adapters_apart(moe, adapter, sampled):
     assert moe.generate(nudged).fingerprint != sampled.fingerprint
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 0.7, 1.3])
 def test_before_the_first_update_the_ratio_is_exactly_one(moe, adapter, temperature):
     config = moe.config()
     state = moe.state(config, adapter)

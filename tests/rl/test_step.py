@@ -434,7 +434,24 @@ def test_a_gradient_that_is_not_finite_is_deselected(toy, config, state, batch):
     assert_nothing_moved(state, after, metrics)
 
 
+def test_an_update_that_would_not_be_finite_is_deselected(toy, batch, adapter):
+    config = toy.config(b2=1.0)  # divides by a bias correction of 0
+    state = toy.state(config, adapter)
+    after, metrics = toy.train(config, state, batch)
+    assert np.isfinite(metrics["gradient_norm/policy"])
+    assert_nothing_moved(state, after, metrics)
+
+
 # Functions of a reader's own
+
+
+def bare_loss(config: PPOConfig, *arguments):
+    return losses.ppo_clip(config, *arguments)[0]
+
+
+def test_a_loss_without_metrics_is_one_clear_error(toy, config, state, batch):
+    with pytest.raises(ValueError, match="loss_fn must return"):
+        toy.train(config, state, batch, bare_loss)
 
 
 def mean_loss(config: PPOConfig, *arguments):

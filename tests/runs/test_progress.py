@@ -52,7 +52,7 @@ def test_lines_come_at_the_interval_and_at_the_end():
     assert [line.split()[1] for line in log] == ["1/10", "10/10"]
 
 
-def test_new_heldout_figures_are_shown_at_once_and_kept():
+def test_new_heldout_figures_are_shown_at_once_and_only_where_they_are_new():
     progress, _, log = plain(interval_seconds=3600)
     with progress:
         progress.update(1, {})
@@ -60,7 +60,8 @@ def test_new_heldout_figures_are_shown_at_once_and_kept():
         progress.update(3, {"reward/mean": 0.5})
         progress.update(10, {})
     assert [line.split()[1] for line in log] == ["1/10", "2/10", "10/10"]
-    assert "held-out greedy 50.0%" in log[-1]
+    assert "held-out greedy 50.0%" in log[1]
+    assert "held-out" not in log[-1]
 
 
 def test_a_gap_that_is_not_zero_does_not_read_as_zero():

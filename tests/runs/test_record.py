@@ -101,6 +101,23 @@ def test_a_run_is_saved_once_a_step_and_ends_where_the_last_is_saved_already(tmp
         assert record.after({"heldout/pass_greedy": 0.5})["finished"]
 
 
+def test_a_second_writer_is_refused_while_the_first_lives(tmp_path, clock):
+    with Recorder(recipe(tmp_path, 2), FACTS) as record:
+        record.restore(STATE)
+        with pytest.raises(ValueError, match="another process is writing"):
+            Recorder(recipe(tmp_path, 2), FACTS, resume=str(record.folder.path))
+
+
+def test_the_last_evaluation_of_a_run_that_goes_on_is_no_second_row(tmp_path, clock):
+    with Recorder(recipe(tmp_path, 2), FACTS) as record:
+        record.restore(STATE)
+        go_on(record, clock, 0, 2)
+    for steps, expected in ((2, [1, 2, 2]), (3, [1, 2, 3, 3])):
+        with Recorder(recipe(tmp_path, steps), FACTS, resume=str(record.folder.path)) as record:
+            go_on(record, clock, record.restore(STATE)[1], steps)
+        assert [row["step"] for row in read_metrics(record.folder.path)] == expected
+
+
 def test_fewer_steps_than_are_done_are_refused(tmp_path: Path, clock: Clock):
     with Recorder(recipe(tmp_path, 2), FACTS) as record:
         record.restore(STATE)
