@@ -21,8 +21,8 @@ help: ## list these commands
 
 setup: $(READY) ## make .venv with everything that runs and tests need
 
-demo: setup ## train the shipped base by PPO on math; a learning curve lands in runs/
-	@$(VENV)/bin/python experiments/ppo_math.py --config configs/tiny_moe.py
+demo: setup ## train the shipped base by PPO on math, a learning curve in runs/; ARGS="--config.seed=1"
+	@$(VENV)/bin/python experiments/ppo_math.py --config configs/tiny_moe.py $(ARGS)
 
 test: setup ## run the tests
 	@$(VENV)/bin/python -m pytest

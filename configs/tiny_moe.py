@@ -3,7 +3,7 @@ r"""PPO on the shipped tiny mixture of experts: a learning curve on a laptop.
 Command:
   python experiments/ppo_math.py --config configs/tiny_moe.py
 Variants (`configs/tiny_moe.py:gae`):
-  gae     a critic (second adapter, scalar head) and generalised advantages
+  gae     a critic (second adapter, scalar head), generalised advantages, two updates a batch
   mesh8   the same run on eight simulated devices
   test    a few small steps, as the tests run it
 """
@@ -104,6 +104,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
     if variant == "gae":
         config.ppo.advantage = "gae"
+        config.ppo.minibatches = 2
     elif variant == "mesh8":
         config.mesh.data, config.mesh.tensor, config.mesh.simulate = 4, 2, True
     elif variant == "test":

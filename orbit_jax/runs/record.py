@@ -6,6 +6,7 @@ steps; row 0 is the evaluation before training.
 
 import dataclasses
 import resource
+import shlex
 import sys
 import time
 import traceback
@@ -226,10 +227,8 @@ class Recorder:
     def stopped(self, steps_done: int, state: Any) -> dict[str, Any]:
         """Ends an interrupted run: saves it and says how to go on."""
         self.checkpoint(steps_done, state)
-        self.note(
-            f"stopped after {steps_done} steps; go on with the same command and "
-            f"--resume {self.folder.path}"
-        )
+        self.note(f"stopped after {steps_done} steps; go on with:")
+        self.note(f"  {_command()} --resume {self.folder.path}")
         return self._finish(None, finished=False)
 
     def after(self, evaluation: Mapping[str, float]) -> dict[str, Any]:
@@ -274,6 +273,13 @@ class Recorder:
         now = time.monotonic()
         self.totals.seconds += now - self._tick
         self._tick = now
+
+
+def _command() -> str:
+    """What was typed to start this process, without a `--resume`."""
+    resume = sys.argv.index("--resume") if "--resume" in sys.argv else len(sys.argv)
+    typed = [*sys.argv[:resume], *sys.argv[resume + 2 :]]
+    return shlex.join([sys.executable, *(a for a in typed if not a.startswith("--resume="))])
 
 
 def _readable(evaluation: Mapping[str, float]) -> str:

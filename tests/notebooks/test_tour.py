@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 QUICK = """import jax
 jax.config.update("jax_compilation_cache_dir", %r)  # its runs share what they compile
 STEPS = 1
-RANKS = (2, 16)
+RANKS = (2,)
 OVERRIDES = {
     "sampler.prompts_per_step": 4,
     "sampler.group_size": 4,
