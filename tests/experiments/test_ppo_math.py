@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -15,14 +16,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT)]
 
+import generate  # noqa: E402
 import ppo_math  # noqa: E402
 
 from configs import tiny_moe  # noqa: E402
 from orbit_jax import compile as compiler  # noqa: E402
-from orbit_jax import parity  # noqa: E402
+from orbit_jax import parity, startup  # noqa: E402
 from orbit_jax.checkpoint import run_state  # noqa: E402
 from orbit_jax.config import from_config_dict  # noqa: E402
 from orbit_jax.rl.rollouts import Rollouts  # noqa: E402
+from orbit_jax.rl.rollouts import generate as rollout  # noqa: E402
 from orbit_jax.rl.sampler import STOP_REASONS  # noqa: E402
 from orbit_jax.runs.folder import SUMMARY_KEYS  # noqa: E402
 from orbit_jax.runs.metrics import read_metrics  # noqa: E402
@@ -104,6 +107,39 @@ def test_the_loop_has_two_jitted_functions_and_traces_none_of_them_again(finishe
     assert programs.ppo_step.executables == 1
     assert programs.sample.executables == programs.sample.traces
     assert "jit(" not in (ROOT / "experiments/ppo_math.py").read_text()
+
+
+def test_what_was_trained_answers_beside_its_base(finished, capsys, monkeypatch):
+    folder, _, _ = finished
+    asked = ["generate.py", "--run", str(folder), "--prompt", "7+8-3", "--max_tokens", "20"]
+    monkeypatch.setattr(sys, "argv", asked)
+    generate.main()
+    out, errors = capsys.readouterr()
+    base, trained = out.splitlines()
+    assert re.fullmatch(r"base> .*\\boxed\{-?\d+\}", base)
+    assert trained.startswith("step 4> ")
+    assert len(errors.splitlines()) == 2
+    assert "<|" not in out
+    # The same greedy answers as those of a batch, here all in one piece.
+    config = recipe(folder.parent)
+    frozen = startup.load(config)
+    programs = parity.build("fast", frozen.model, config)
+    tokenizer = frozen.tokenizer
+    rollouts, _ = rollout(
+        programs.sample,
+        programs.model,
+        frozen.base,
+        None,
+        startup.slots(config, frozen),
+        [tokenizer.encode_chat([{"role": "user", "content": p}]) for p in ("1+1+1", "7+8-3")],
+        group_size=1,
+        max_completion_tokens=20,
+        stop_ids=tokenizer.eos_ids,
+        temperature=0.0,
+        seed=0,
+        step=0,
+    )
+    assert base == "base> " + tokenizer.decode(rollouts.completion(1))
 
 
 def test_a_resumed_run_equals_one_in_a_single_go(finished, tmp_path):
