@@ -7,6 +7,7 @@ as static arguments of a jit.
 
 import dataclasses
 import difflib
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -213,12 +214,12 @@ def _typed(default: Any, value: Any, path: str) -> Any:
 
 
 def _validate(config: Config) -> None:
+    def value_of(field: str) -> Any:
+        return functools.reduce(getattr, field.split("."), config)
+
     def require(ok: bool, field: str, remedy: str) -> None:
         if not ok:
-            value = config
-            for name in field.split("."):
-                value = getattr(value, name)
-            raise ValueError(f"config.{field}={value!r}: {remedy}")
+            raise ValueError(f"config.{field}={value_of(field)!r}: {remedy}")
 
     positive = """
         steps adapter.rank sampler.prompts_per_step sampler.group_size sampler.max_prompt_tokens
@@ -236,9 +237,8 @@ def _validate(config: Config) -> None:
     """
     for fields, least in ((positive, "above 0"), (not_negative, "at least 0")):
         for field in fields.split():
-            section, _, name = field.rpartition(".")
-            value = getattr(getattr(config, section) if section else config, name)
-            require(value > 0 or (value == 0 and fields is not_negative), field, f"must be {least}")
+            enough = value_of(field) > 0 or (value_of(field) == 0 and fields is not_negative)
+            require(enough, field, f"must be {least}")
     most = {
         "seed": 2**32 - 1,  # it keys the noise as 32 bits
         "task.grader_max_seconds": 3600,
@@ -251,9 +251,7 @@ def _validate(config: Config) -> None:
         "optimizer.critic_learning_rate": 1,
     }
     for field, limit in most.items():
-        section, _, name = field.rpartition(".")
-        value = getattr(getattr(config, section) if section else config, name)
-        require(value <= limit, field, f"must be at most {limit}")
+        require(value_of(field) <= limit, field, f"must be at most {limit}")
     choices = {
         "base.working_copy": ("auto", "never", "always"),
         "parity": ("auto", "fast", "tiles", "corrected"),
@@ -261,9 +259,7 @@ def _validate(config: Config) -> None:
         "ppo.kl": ("off", "metric", "reward", "loss"),
     }
     for field, allowed in choices.items():
-        section, _, name = field.rpartition(".")
-        value = getattr(getattr(config, section) if section else config, name)
-        require(value in allowed, field, f"use one of {allowed}")
+        require(value_of(field) in allowed, field, f"use one of {allowed}")
     require(
         config.sampler.temperature >= 0.01,
         "sampler.temperature",
