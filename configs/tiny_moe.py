@@ -6,6 +6,9 @@ Variants (`configs/tiny_moe.py:gae`):
   gae     a critic (second adapter, scalar head), generalised advantages, two updates a batch
   mesh8   the same run on eight simulated devices
   test    a few small steps, as the tests run it
+Cost, on two CPU cores: under three minutes (gae four, mesh8 five), 2 GB of memory.
+Expected, of 500 held-out problems: greedy 29% -> 100%, at temperature 1 about 31% -> 99%; the
+never-trained difficulty stays at 3% to 5%; log-prob gap exactly 0 at every step.
 """
 
 from ml_collections import ConfigDict
