@@ -67,10 +67,10 @@ def group_norms(tree: dict) -> dict[str, jax.Array]:
     squares: dict[str, jax.Array] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         names = [k.key for k in path if isinstance(k, jax.tree_util.DictKey)]
-        kinds = {names[0]}
+        kinds = [names[0]]  # no set: its order, and with it the program, would change by process
         if "layers" in names:
             module = names[names.index("layers") + 1 : -1]
-            kinds.add(f"{names[0]}/{'.'.join(module[1:] if len(module) > 1 else module)}")
+            kinds.append(f"{names[0]}/{'.'.join(module[1:] if len(module) > 1 else module)}")
         for kind in kinds:
             squares[kind] = squares.get(kind, 0.0) + jnp.square(leaf.astype(jnp.float32)).sum()
     return {kind: jnp.sqrt(value) for kind, value in squares.items()}
