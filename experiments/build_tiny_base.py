@@ -30,7 +30,7 @@ from orbit_jax import compile as compiler
 from orbit_jax.checkpoint.byte_tokenizer import build_byte_tokenizer
 from orbit_jax.checkpoint.tokenizer import Tokenizer
 from orbit_jax.checkpoint.write_huggingface import save_base
-from orbit_jax.model import transformer
+from orbit_jax.model import head, transformer
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.init import freeze, init_weights
 from orbit_jax.model.stream import Stream
@@ -117,7 +117,7 @@ def make_step(config: ModelConfig, optimizer: optax.GradientTransformation) -> c
         stream = Stream(batch["tokens"], batch["rows"], batch["positions"], ROWS, SLOTS)
         hidden, _, _ = transformer.apply(config, weights, None, stream)
         ones = jnp.ones(TOKENS)
-        logprobs, _ = transformer.score(config, weights, hidden, batch["targets"], ones)
+        logprobs, _ = head.score(config, weights, hidden, batch["targets"], ones)
         return -(logprobs * batch["weight"]).sum() / batch["weight"].sum()
 
     def step(weights: dict, state: optax.OptState, batch: dict):

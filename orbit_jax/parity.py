@@ -159,12 +159,13 @@ def measure(
     groups = config.sampler.prompts_per_step
     prompts = [prompts[i % len(prompts)] for i in range(groups)]
     gaps: dict[int, float] = {}
-    buckets = token_buckets(config)
+    buckets, limit = token_buckets(config), config.sampler.max_completion_tokens
     # A difference may show in one token of a thousand: few buckets are gone through repeatedly.
-    for i, size in enumerate(
+    for i, bucket in enumerate(
         itertools.islice(itertools.cycle(buckets), max(len(buckets), _ROUNDS))
     ):
         # A limit per row keeps the rollouts of this round within the bucket.
+        size = bucket.tokens
         per_row = min(size * config.ppo.micro_batches // config.rows, width)
         cut = [prompt[: max(per_row // 2, 1)] for prompt in prompts]
         noisy = _perturbed(state, i)
@@ -176,14 +177,14 @@ def measure(
             slots,
             cut,
             group_size=config.sampler.group_size,
-            max_completion_tokens=per_row - max(len(prompt) for prompt in cut),
+            max_completion_tokens=min(per_row - max(map(len, cut)), limit),
             stop_ids=stop_ids,
             temperature=config.sampler.temperature,
             seed=config.seed,
             step=i,
         )
         rewards = np.arange(config.rows) % 2
-        batch = make_batch(model, rollouts, rewards, config.ppo.micro_batches, (size,))
+        batch = make_batch(model, rollouts, rewards, config.ppo.micro_batches, (bucket,))
         _, metrics = programs.ppo_step(programs.step, base, noisy, batch, loss_fn, advantage_fn)
         gap = float(metrics["parity/max_abs_diff"])
         gaps[size] = gap if np.isnan(gap) else max(gaps.get(size, 0.0), gap)

@@ -1,11 +1,12 @@
 """Grouped-query attention over keys and values laid out by (row, position).
 
-One function serves decoding and training. Queries go in fixed chunks, each with a plain f32 softmax
-over all slots of its row, so that a query's numbers depend neither on its chunk nor on how many
-slots lie unused behind it; an online softmax over key blocks would give other bits.
+One function serves decoding and training. Queries go in blocks, each with a plain f32 softmax over
+all slots of its row, so that a query's numbers depend neither on its block nor on how many slots
+lie unused behind it; an online softmax over key blocks would give other bits.
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jax import lax
 
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.stream import Layout, Stream, regroup
+from orbit_jax.quant.matmul import over_rows
 from orbit_jax.quant.qtensor import round_to
 
 _MAX_SCORE_BYTES = 64 << 20  # f32 scores that may exist at one time
@@ -69,18 +71,47 @@ def by_slot(layout: Layout, stream: Stream, x: jax.Array) -> jax.Array:
     return out.reshape(stream.num_rows, kv, stream.num_slots, dim)
 
 
+def attend_cached(
+    config: ModelConfig, layout: Layout, q: jax.Array, cache: Cache, layer: jax.Array
+) -> jax.Array:
+    """`attend` over a layer of the cache, of which only what the longest row fills is read."""
+
+    def over(window: int, q: jax.Array, cache: Cache) -> jax.Array:
+        """Slots behind the window are empty for all rows: reading them would change no bit."""
+        _, rows, heads, _, dim = cache.keys.shape
+        size = (1, rows, heads, window, dim)
+        held = (
+            lax.dynamic_slice(c, (layer, 0, 0, 0, 0), size)[0] for c in (cache.keys, cache.values)
+        )
+        return attend(config, layout, q, *held, trained=False)
+
+    windows = _windows(cache.keys.shape[3])
+    if len(windows) == 1:
+        return over(windows[0], q, cache)
+    branch = jnp.searchsorted(jnp.array(windows), layout.slots_used)
+    return lax.switch(branch, [functools.partial(over, w) for w in windows], q, cache)
+
+
 def attend(
-    config: ModelConfig, layout: Layout, q: jax.Array, keys: jax.Array, values: jax.Array
+    config: ModelConfig,
+    layout: Layout,
+    q: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    *,
+    trained: bool = True,
 ) -> jax.Array:
     """Causal attention of `q[N, H, head_dim]` over `keys, values[B, K, S, head_dim]`.
 
-    Returns `[N, H*head_dim]`. Head h reads key/value head `h // (H/K)`.
+    Returns `[N, H*head_dim]`. Head h reads key/value head `h // (H/K)`. Scores are not kept for a
+    backward pass, which makes them again; `trained` says whether there will be one.
     """
     n, heads, dim = q.shape
     kv = keys.shape[1]
     blocks, chunk = layout.query_positions.shape
     group = heads // kv
-    if layout.token_of_query is None:
+    decode = layout.row_of_block is None
+    if decode:
         q = jnp.pad(
             q.reshape(n, kv, group, dim), ((0, 0), (0, 0), (0, (chunk - 1) * group), (0, 0))
         )
@@ -88,31 +119,54 @@ def attend(
         q = regroup(q.reshape(n * kv, group * dim), layout.token_of_query, layout.query_of_token)
         q = q.reshape(blocks, kv, chunk * group, dim)
 
-    if layout.row_of_block is None:
-        rows, pick = (keys, values), lambda kv_of_row: kv_of_row
+    at_once = 1 if config.tile else max(1, _MAX_SCORE_BYTES // (4 * heads * chunk * keys.shape[2]))
+    if at_once < blocks and trained:
+        # Each turn of the loop adds to the gradient of all keys: in f32, as bf16 would lose bits.
+        keys, values = keys.astype(jnp.float32), values.astype(jnp.float32)
+
+    @jax.checkpoint
+    def several(q: jax.Array, positions: jax.Array, rows: jax.Array, keys: jax.Array, values):
+        own = (_of_rows(x, rows).astype(q.dtype) for x in (keys, values))
+        return jax.vmap(_block)(q, *own, positions)
+
+    if decode and at_once >= blocks:
+        out = jax.vmap(_block)(q, keys, values, layout.query_positions)
     else:
-        # Each block adds to the gradient of its row's keys: in f32, as bf16 would lose bits.
-        wide = keys.astype(jnp.float32), values.astype(jnp.float32)
-        rows, pick = layout.row_of_block, lambda row: [x[row].astype(q.dtype) for x in wide]
-
-    def block(xs: tuple) -> jax.Array:
-        q, positions, row = xs
-        return _block(q, *pick(row), positions)
-
-    xs = (q, layout.query_positions, rows)
-    together = _MAX_SCORE_BYTES // (4 * heads * chunk * keys.shape[2])
-    if config.tile:
-        out = lax.map(jax.checkpoint(block), xs)
-    elif together >= blocks:
-        out = jax.vmap(block)(xs)
-    else:
-        out = lax.map(jax.checkpoint(block), xs, batch_size=max(together, 1))
-
-    if layout.token_of_query is None:
+        rows = jnp.arange(blocks) if decode else layout.row_of_block
+        out = over_rows(
+            lambda *part: several(*part, keys, values),
+            at_once if at_once < blocks else 0,
+            q,
+            layout.query_positions,
+            rows,
+        )
+    if decode:
         return out[:, :, :group].reshape(n, heads * dim)
     out = out.reshape(blocks * kv * chunk, group * dim)
     out = regroup(out, layout.query_of_token[:, 0], layout.token_of_query[:, None])
     return out.reshape(n, heads * dim)
+
+
+@jax.custom_vjp
+def _of_rows(x: jax.Array, rows: jax.Array) -> jax.Array:
+    """`x[rows]`, with the gradient of a row that several blocks read summed in f32."""
+    return jnp.take(x, rows, axis=0, mode="clip")
+
+
+def _of_rows_backward(residual: tuple, g: jax.Array) -> tuple:
+    rows, like = residual
+    total = jnp.zeros((like.shape[1], *g.shape[1:]), jnp.float32)
+    return total.at[rows].add(g.astype(jnp.float32)).astype(like.dtype), None
+
+
+# An empty slice of x carries its dtype and number of rows to the backward pass.
+_of_rows.defvjp(lambda x, rows: (_of_rows(x, rows), (rows, x[None, :, ..., :0])), _of_rows_backward)
+
+
+def _windows(num_slots: int) -> list[int]:
+    """Numbers of slots that are compiled: powers of two from 64, and all."""
+    short = itertools.takewhile(lambda w: w < num_slots, (64 << i for i in itertools.count()))
+    return [*short, num_slots]
 
 
 def _block(q: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array) -> jax.Array:

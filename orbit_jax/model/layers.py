@@ -1,5 +1,6 @@
 """The row-wise pieces of a layer: norm, linear map with its adapter, gated activation."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -10,7 +11,12 @@ from orbit_jax.adapters.adapter import Adapter, at
 from orbit_jax.quant.matmul import matmul
 from orbit_jax.quant.qtensor import QTensor, round_to
 
+# What these make on the way is made again in a backward pass: keeping it, in f32, would be most of
+# the memory of a training step.
+_remade = functools.partial(jax.checkpoint, prevent_cse=False)
 
+
+@functools.partial(_remade, static_argnums=2)
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """RMSNorm over the last dimension, f32 inside, rounded once to x's dtype."""
     wide = x.astype(jnp.float32)
@@ -38,6 +44,7 @@ def linear(
     return round_to(adapter.method.output_side(params, x, y), x.dtype)
 
 
+@_remade
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
     """`silu(gate) * up`, f32 inside."""
     gate, dtype = gate.astype(jnp.float32), gate.dtype

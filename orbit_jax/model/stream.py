@@ -11,10 +11,12 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 
 from orbit_jax.model.config import ModelConfig
 
 _MIN_QUERY_ROWS = 8  # attention's dots have fewer rows than the kernels are stable for
+_MIN_BLOCK = 16  # queries of a row that are taken together, and what larger blocks are multiples of
 
 
 @struct.dataclass
@@ -63,8 +65,9 @@ class Layout:
       token_of_query: [blocks*K*C] the same for the query places; None in decode, where token b is
         the first query of block b.
       query_of_token: [N*K, 1] the inverse, or None.
-      row_of_block: [blocks], or None when block b belongs to row b.
+      row_of_block: [blocks], or None in decode, where block b belongs to row b.
       query_positions: [blocks, C], 0 where there is no query.
+      slots_used: scalar, slots up to and including the last that any token of the stream sees.
     """
 
     token_of_slot: jax.Array
@@ -73,13 +76,14 @@ class Layout:
     query_of_token: jax.Array | None
     row_of_block: jax.Array | None
     query_positions: jax.Array
+    slots_used: jax.Array
 
 
 def lay_out(config: ModelConfig, stream: Stream, kv_heads: int) -> Layout:
     """Computes the index arrays of a stream.
 
-    Queries of one row are taken in blocks of C. Three cases: decode, where each row's one query is
-    padded to a block; rows that fit one block; long rows, cut into blocks.
+    Queries of one row are taken in blocks of C: in decode each row's one query, padded to a block;
+    else rows cut into blocks that are short against a row, as each row's last one is part empty.
     """
     n, b, s = stream.tokens.shape[0], stream.num_rows, stream.num_slots
     valid, positions = stream.valid, stream.positions
@@ -89,24 +93,21 @@ def lay_out(config: ModelConfig, stream: Stream, kv_heads: int) -> Layout:
     elif stream.decode:
         chunk = smallest
     else:
-        chunk = max(smallest, min(config.query_chunk, s))
-    row_of_block = None
+        chunk = max(_MIN_BLOCK, min(config.query_chunk, s // 8 // _MIN_BLOCK * _MIN_BLOCK))
     token_of_slot, slots_of_token = _slots(stream, kv_heads)
+    used = jnp.where(valid, positions + 1, 0).max()
     if stream.decode:
         padding = jnp.zeros((b, chunk - 1), positions.dtype)
         query_positions = jnp.concatenate([positions[:, None], padding], axis=1)
-        return Layout(token_of_slot, slots_of_token, None, None, None, query_positions)
-    if s <= chunk:
-        blocks, block, step = b, stream.rows, positions
-    else:
-        row, first = jnp.where(valid, stream.rows, b), _first_positions(stream)
-        count = jax.ops.segment_sum(jnp.ones_like(row), row, b + 1)[:b]
-        end = jnp.cumsum(-(-count // chunk))  # blocks of rows up to and including this one
-        blocks = min(n, n // chunk + b)
-        step = positions - first[row]
-        block = jnp.concatenate([jnp.zeros(1, end.dtype), end])[row] + step // chunk
-        step = step % chunk
-        row_of_block = jnp.searchsorted(end, jnp.arange(blocks), side="right").clip(max=b - 1)
+        return Layout(token_of_slot, slots_of_token, None, None, None, query_positions, used)
+    row, first = jnp.where(valid, stream.rows, b), _first_positions(stream)
+    count = jax.ops.segment_sum(jnp.ones_like(row), row, b + 1)[:b]
+    end = jnp.cumsum(-(-count // chunk))  # blocks of rows up to and including this one
+    blocks = min(n, n // chunk + b)
+    step = positions - first[row]
+    block = jnp.concatenate([jnp.zeros(1, end.dtype), end])[row] + step // chunk
+    step = step % chunk
+    row_of_block = jnp.searchsorted(end, jnp.arange(blocks), side="right").clip(max=b - 1)
 
     token_of_query = _inverse(
         jnp.where(valid, block * chunk + step, blocks * chunk), blocks * chunk
@@ -120,6 +121,7 @@ def lay_out(config: ModelConfig, stream: Stream, kv_heads: int) -> Layout:
         query_of_token=query[:, None],
         row_of_block=row_of_block,
         query_positions=query_positions.reshape(blocks, chunk),
+        slots_used=used,
     )
 
 
@@ -170,10 +172,12 @@ def regroup(x: jax.Array, take: jax.Array, back: jax.Array) -> jax.Array:
     `back[N, k]` holds the places in the result at which each row of `x` appears, out of range for
     none. With it the gradient is a gather as well: a scatter-add would run row by row on a CPU.
     """
-    return jnp.take(x, take, axis=0, mode="fill", fill_value=0)
+    # The barriers keep what made x out of the gather, which would make it once for each place.
+    return jnp.take(lax.optimization_barrier(x), take, axis=0, mode="fill", fill_value=0)
 
 
 def _regroup_backward(back: jax.Array, g: jax.Array) -> tuple:
+    g = lax.optimization_barrier(g)
     parts = jnp.take(g, back, axis=0, mode="fill", fill_value=0)  # [N, k, ...]
     if back.shape[1] == 1:
         return parts[:, 0], None, None

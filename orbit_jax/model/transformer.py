@@ -1,11 +1,9 @@
 """The only forward pass in the project: sampler, trainer, reference, critic and gate all call it.
 
-`apply` turns a flat stream of tokens into hidden states; `score` turns hidden states into log-probs
-of given targets, a chunk of rows at a time, so that no array of all logits exists.
+`apply` turns a flat stream of tokens into hidden states; `head.py` turns those into log-probs.
 """
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +12,20 @@ from jax.sharding import PartitionSpec as P
 
 from orbit_jax import mesh
 from orbit_jax.adapters.adapter import Adapter, at
-from orbit_jax.model.attention import Cache, attend, by_slot, rope_angles, rotate, write
+from orbit_jax.model.attention import (
+    Cache,
+    attend,
+    attend_cached,
+    by_slot,
+    rope_angles,
+    rotate,
+    write,
+)
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.layers import linear, rms_norm, swiglu
 from orbit_jax.model.moe import moe
 from orbit_jax.model.stream import Layout, Stream, lay_out
-from orbit_jax.quant.matmul import matmul, over_rows
+from orbit_jax.quant.matmul import over_rows
 from orbit_jax.quant.qtensor import QTensor, dequantize, round_to, take_rows
 
 
@@ -54,59 +60,6 @@ def apply(
         specs = (mesh.base_specs(base), mesh.adapter_specs(adapter), rows, caches)
         forward = mesh.per_device(forward, config, specs, (P("data"), caches, P()))
     return forward(base, adapter, stream, cache)
-
-
-def score(
-    config: ModelConfig, base: dict, hidden: jax.Array, targets: jax.Array, temperature: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Log-probs of `targets[N]` under softmax(logits / temperature[N]), and entropies, f32."""
-
-    def chunk(base: dict, hidden: jax.Array, targets: jax.Array, temperature: jax.Array):
-        return log_softmax_at(logits(base, hidden), targets, temperature)
-
-    def every_row(base: dict, *arrays: jax.Array):
-        if not config.tile and arrays[0].shape[0] <= config.head_chunk:
-            return chunk(base, *arrays)
-        body = jax.checkpoint(functools.partial(chunk, base))
-        return over_rows(body, config.tile or config.head_chunk, *arrays)
-
-    return with_head(config, every_row, base, hidden, targets, temperature)
-
-
-def with_head(config: ModelConfig, fn: Callable, base: dict, *rows: jax.Array):
-    """`fn(base, *rows)`, which reads of the base only what `logits` does: each device its rows."""
-    if config.mesh.size == 1:
-        return fn(base, *rows)
-    head = {name: base[name] for name in ("embed_tokens", "lm_head") if name in base}
-    specs = (mesh.base_specs(head), *(P("data") for _ in rows))
-    return mesh.per_device(fn, config, specs, P("data"))(head, *rows)
-
-
-def logits(base: dict, hidden: jax.Array) -> jax.Array:
-    """`[N, V]` in f32; a tied head is the embedding."""
-    return matmul(hidden, base.get("lm_head", base["embed_tokens"]))
-
-
-def temper(logits: jax.Array, temperature: jax.Array) -> jax.Array:
-    """Logits `[N, V]` over `temperature[N]`, by a product with a reciprocal that is made once.
-
-    A quotient would be left as it is in one program and turned into this product in another, which
-    rounds differently unless the temperature is a power of two.
-    """
-    return logits * lax.optimization_barrier(1.0 / temperature)[:, None]
-
-
-def log_softmax_at(
-    logits: jax.Array, targets: jax.Array, temperature: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Log-prob of each target and entropy, of logits `[N, V]` tempered by `temperature[N]`."""
-    tempered = temper(logits, temperature)
-    shifted = tempered - lax.stop_gradient(tempered.max(axis=-1, keepdims=True))
-    exps = jnp.exp(shifted)
-    total = exps.sum(axis=-1)
-    log_total = jnp.log(total)
-    logprobs = jnp.take_along_axis(shifted, targets[:, None], axis=-1)[:, 0] - log_total
-    return logprobs, log_total - (exps * shifted).sum(axis=-1) / total
 
 
 def _forward(
@@ -192,13 +145,10 @@ def _layer(
     q, k, v = over_rows(queries_keys_values, config.tile, hidden, *rope)
     if cache is None:
         keys, values = by_slot(layout, stream, k), by_slot(layout, stream, v)
+        attended = attend(config, layout, q, keys, values)
     else:
         cache = write(cache, first + layer, stream, k, v)
-        keys, values = (
-            lax.dynamic_index_in_dim(c, first + layer, keepdims=False)
-            for c in (cache.keys, cache.values)
-        )
-    attended = attend(config, layout, q, keys, values)
+        attended = attend_cached(config, layout, q, cache, first + layer)
     if whole_heads:
         attended = mesh.gather_columns(config.mesh, attended)
     hidden, x = over_rows(after_attention, config.tile, hidden, attended)

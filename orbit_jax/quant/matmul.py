@@ -34,7 +34,7 @@ def dot(x: jax.Array, w: jax.Array) -> jax.Array:
         x = lax.optimization_barrier(jnp.pad(x, ((0, more_rows), (0, 0))))
     if more_columns:
         w = lax.optimization_barrier(jnp.pad(w, ((0, more_columns), (0, 0))))
-    y = _contract(x, w, (1, 1))
+    y = contract(x, w, (1, 1))
     if more_rows or more_columns:
         y = lax.optimization_barrier(y)[:rows, :columns]
     return y
@@ -43,14 +43,14 @@ def dot(x: jax.Array, w: jax.Array) -> jax.Array:
 def _dot_backward(residual: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple:
     x, w = residual
     g = g.astype(x.dtype)
-    return _contract(g, w, (1, 0)).astype(x.dtype), _contract(g, x, (0, 0)).astype(w.dtype)
+    return contract(g, w, (1, 0)).astype(x.dtype), contract(g, x, (0, 0)).astype(w.dtype)
 
 
 dot.defvjp(lambda x, w: (dot(x, w), (x, w)), _dot_backward)
 
 
-def _contract(a: jax.Array, b: jax.Array, dims: tuple[int, int]) -> jax.Array:
-    """Two matrices contracted over one dimension each, accumulated in f32."""
+def contract(a: jax.Array, b: jax.Array, dims: tuple[int, int]) -> jax.Array:
+    """Two matrices contracted over one dimension each, in f32; its rows may depend on others."""
     # Accelerators would round f32 operands to fewer bits unless told not to.
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else lax.Precision.DEFAULT
     numbers = (((dims[0],), (dims[1],)), ((), ()))
@@ -83,7 +83,7 @@ def _forward(x: jax.Array, q: QTensor, index: tuple) -> tuple[jax.Array, tuple]:
 def _backward(residual: tuple, g: jax.Array) -> tuple:
     x, q, index = residual
     w = dequantize(select(q, index), x.dtype)
-    return _contract(g.astype(x.dtype), w, (1, 0)).astype(x.dtype), None, None
+    return contract(g.astype(x.dtype), w, (1, 0)).astype(x.dtype), None, None
 
 
 _frozen_matmul.defvjp(_forward, _backward)

@@ -111,7 +111,7 @@ def dequantize(q: QTensor, dtype: jnp.dtype) -> jax.Array:
         # Both values of a byte as the two halves of a word: element-wise in the bytes, which a CPU
         # does eight times as fast as interleaving codes first.
         low, high = (
-            lax.bitcast_convert_type(round_to(values(codes), dtype).astype(jnp.float32), jnp.uint32)
+            lax.bitcast_convert_type(_rounded(values(codes), dtype), jnp.uint32)
             for codes in (q.codes & 15, q.codes >> 4)
         )
         pairs = lax.bitcast_convert_type(low >> 16 | high, dtype)  # [..., out, in/G, G/2, 2]
@@ -122,8 +122,13 @@ def dequantize(q: QTensor, dtype: jnp.dtype) -> jax.Array:
 
 def round_to(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Rounds f32 `x` to `dtype` in a way that the compiler may not undo."""
+    return _rounded(x, dtype).astype(dtype)
+
+
+def _rounded(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """f32 `x` rounded to a value of `dtype`, still as f32."""
     info = jnp.finfo(dtype)
-    return lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant).astype(dtype)
+    return lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant)
 
 
 def select(q: QTensor, index: Sequence[jax.Array | int]) -> QTensor:

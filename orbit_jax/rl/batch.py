@@ -1,6 +1,7 @@
 """A training batch: rollouts with rewards, laid out as the step wants them."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -23,6 +24,8 @@ class Batch:
       stream: tokens, rows and positions `[M, N]`; rows count from 0 in each micro-batch. Of rows
         with one prompt, the first holds it and the others begin with its last token.
       sampled: [M, N] bool, tokens drawn by the policy; nothing else is trained on.
+      scored: [M, P] int32, the tokens before those, counted within their data shard: only there is
+        the head computed. N or more for none.
       logprobs: [M, N] f32, the sampler's.
       rewards: [M, R] f32; not finite where the grader failed: the row is masked and counted.
       groups: [M, R] int32, which prompt a row answers.
@@ -34,6 +37,7 @@ class Batch:
 
     stream: Stream
     sampled: jax.Array
+    scored: jax.Array
     logprobs: jax.Array
     rewards: jax.Array
     groups: jax.Array
@@ -43,10 +47,28 @@ class Batch:
     num_groups: int = struct.field(pytree_node=False)
 
 
-def token_buckets(config: Config) -> tuple[int, ...]:
-    """The stream lengths N of a run's micro-batches: one trace of the step for each."""
-    largest = config.rows // config.ppo.micro_batches * config.num_slots
-    return sizes(largest, config.ppo.token_buckets, config.mesh.data)
+class Bucket(NamedTuple):
+    """A shape of the step: the tokens N of a micro-batch's stream, and how many are scored."""
+
+    tokens: int
+    scored: int
+
+
+def token_buckets(config: Config) -> tuple[Bucket, ...]:
+    """The shapes of a run's micro-batches: one trace of the step for each.
+
+    The largest holds any batch: of each group that a shard of a micro-batch touches one row with
+    prompt and completion, of the others the completion and the token that it begins from.
+    """
+    shards, group_size = config.mesh.data, config.sampler.group_size
+    rows = config.rows // (config.ppo.micro_batches * shards)
+    first = np.arange(0, config.rows, rows)
+    groups = int(((first + rows - 1) // group_size - first // group_size).max()) + 1
+    completion, prompt = config.sampler.max_completion_tokens, config.sampler.max_prompt_tokens
+    largest = shards * (groups * prompt + (rows - groups) + rows * completion)
+    (most_scored,) = sizes(shards * rows * completion, (1.0,), shards)
+    tokens = sizes(largest, config.ppo.token_buckets, shards)
+    return tuple(Bucket(n, min(n, most_scored)) for n in tokens)
 
 
 def make_batch(
@@ -54,11 +76,11 @@ def make_batch(
     rollouts: Rollouts,
     rewards: np.ndarray,
     micro_batches: int,
-    buckets: Sequence[int],
+    buckets: Sequence[Bucket],
 ) -> Batch:
     """Packs rollouts, in their order, into `micro_batches` equal parts.
 
-    N is the smallest of `buckets` that holds the fullest part, so a run sees few shapes.
+    The shape is the smallest of `buckets` that holds the fullest part, so a run sees few.
 
     Raises:
       ValueError: for rollouts that cannot be trained on: greedy or filtered ones, whose
@@ -79,8 +101,9 @@ def make_batch(
     fullest = max(
         largest_part(lengths[i : i + num_rows], num_rows, shards) for i in range(0, total, num_rows)
     )
-    size = smallest_fit(fullest, buckets, shards)
-    packed, sampled, logprobs = [], [], []
+    size = smallest_fit(fullest, [bucket.tokens for bucket in buckets], shards)
+    most_scored = dict(buckets)[size]
+    packed, sampled, scored, logprobs = [], [], [], []
     for first in range(0, total, num_rows):
         pieces = [
             (r - first, starts[r], rollouts.tokens[r, starts[r] : rollouts.lengths[r]])
@@ -91,6 +114,7 @@ def make_batch(
         place = (first + np.where(valid, part.rows, 0), part.positions)
         packed.append(part)
         sampled.append(valid & rollouts.sampled[place])
+        scored.append(_before(sampled[-1], most_scored, shards))
         logprobs.append(np.where(sampled[-1], rollouts.logprobs[place], 0).astype(np.float32))
 
     def per_row(x: np.ndarray, dtype: type) -> np.ndarray:
@@ -110,6 +134,7 @@ def make_batch(
                 max_sharers=most,
             ),
             sampled=np.stack(sampled),
+            scored=np.stack(scored),
             logprobs=np.stack(logprobs),
             rewards=per_row(rewards, np.float32),
             groups=per_row(rollouts.groups, np.int32),
@@ -119,6 +144,21 @@ def make_batch(
             num_groups=total,
         ),
     )
+
+
+def _before(sampled: np.ndarray, size: int, shards: int) -> np.ndarray:
+    """[size] places, each shard's in its own part, of the tokens before those that were sampled."""
+    parts = sampled.reshape(shards, -1)
+    places = np.full((shards, size // shards), parts.shape[1], np.int32)
+    for shard, part in enumerate(parts):
+        found = np.flatnonzero(part) - 1  # in its row: a row's first token is never sampled
+        if len(found) > places.shape[1]:
+            raise ValueError(
+                f"{len(found)} sampled tokens in a shard of a micro-batch, where completions of "
+                f"sampler.max_completion_tokens make at most {places.shape[1]}"
+            )
+        places[shard, : len(found)] = found
+    return places.reshape(-1)
 
 
 def _leaders(rollouts: Rollouts, part: int, most: int) -> np.ndarray:

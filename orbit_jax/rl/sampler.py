@@ -18,8 +18,9 @@ from orbit_jax import mesh
 from orbit_jax.adapters.adapter import Adapter, fingerprint
 from orbit_jax.model.attention import Cache, empty_cache
 from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.head import log_softmax_at, logits, temper, with_head
 from orbit_jax.model.stream import Stream
-from orbit_jax.model.transformer import apply, log_softmax_at, logits, temper, with_head
+from orbit_jax.model.transformer import apply
 from orbit_jax.quant.matmul import over_rows
 
 STOP_REASONS = ("running", "eos", "length", "tool", "idle")

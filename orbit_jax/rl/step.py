@@ -20,8 +20,9 @@ from orbit_jax import mesh
 from orbit_jax.adapters.adapter import Adapter, fingerprint
 from orbit_jax.config import OptimizerConfig, PPOConfig
 from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.head import score
 from orbit_jax.model.stream import Stream
-from orbit_jax.model.transformer import apply, score
+from orbit_jax.model.transformer import apply
 from orbit_jax.quant.matmul import dot
 from orbit_jax.rl import losses
 from orbit_jax.rl.advantages import AdvantageFn, Experience, last_token
@@ -71,14 +72,14 @@ def ppo_step(
     forward = functools.partial(_forward, config, base, temperature=batch.temperature)
 
     def over_micro_batches(fn: Callable):
-        return lax.map(fn, batch.stream)
+        return lax.map(lambda xs: fn(*xs), (batch.stream, batch.scored))
 
     # Before the first update: the trainer's own log-probs where the loss cannot give them for free,
     # the critic's values, the reference's log-probs.
     updates = ppo.epochs * ppo.minibatches
     gap, weights = None, jnp.ones_like(old)
     if updates > 1 or not config.exact:
-        own = over_micro_batches(lambda stream: forward(state.policy, stream)[0])
+        own = over_micro_batches(lambda *micro: forward(state.policy, *micro)[0])
         own = jnp.where(mask, own, 0.0)
         gap = jnp.abs(own - old).max()
         if not config.exact:
@@ -87,13 +88,13 @@ def ppo_step(
     values, last_values = jnp.zeros_like(old), jnp.zeros_like(batch.rewards)
     if state.critic is not None:
         values, after = over_micro_batches(
-            lambda stream: _values(config, base, state.critic, stream)
+            lambda stream, _: _values(config, base, state.critic, stream)
         )
         last = jax.vmap(last_token)(mask, rows, batch.rewards)
         last_values = jnp.take_along_axis(after, last.clip(max=rows.shape[1] - 1), axis=1)
     reference = old
     if ppo.kl != "off":
-        reference = over_micro_batches(lambda stream: forward(state.reference, stream)[0])
+        reference = over_micro_batches(lambda *micro: forward(state.reference, *micro)[0])
         reference = jnp.where(mask, reference, 0.0)
     penalty = jnp.zeros_like(old)
     if ppo.kl == "reward":
@@ -114,6 +115,7 @@ def ppo_step(
     chex.assert_shape([advantages, returns], mask.shape)
     targets = {
         "stream": batch.stream,
+        "scored": batch.scored,
         "mask": mask,
         "old": old,
         "weights": weights,
@@ -203,7 +205,9 @@ def _loss(
     """A micro-batch's share of the loss: sums over its tokens divided by the update's `count`."""
     ppo, mask = config.ppo, micro["mask"]
     policy = state.policy.replace(params=params["policy"])
-    logprobs, entropy, load = _forward(config, base, policy, micro["stream"], temperature)
+    logprobs, entropy, load = _forward(
+        config, base, policy, micro["stream"], micro["scored"], temperature
+    )
     # What stands in masked places, finite or not, must reach neither the loss nor a gradient.
     logprobs = jnp.where(mask, logprobs, 0.0)
     entropy = jnp.where(mask, entropy, 0.0)
@@ -259,16 +263,26 @@ def _forward(
     base: dict,
     adapter: Adapter | None,
     stream: Stream,
+    scored: jax.Array,
     temperature: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Log-probs and entropies [N], standing at the tokens that they are of, and expert loads."""
+    """Log-probs and entropies [N], standing at the tokens that they are of, and expert loads.
+
+    They are 0 where not `scored`.
+    """
     hidden, _, load = apply(config.model, base, adapter, stream, remat=config.ppo.remat)
     # Rows are contiguous: the target of a token is its right neighbour, and what was computed for
-    # it moves right by one. The first token of a row gets its left neighbour's junk; it was not
-    # sampled, so no mask ever holds it.
+    # it moves right by one.
     targets = jnp.roll(stream.tokens, -1)
-    temperatures = jnp.broadcast_to(temperature, targets.shape)
-    logprobs, entropy = score(config.model, base, hidden, targets, temperatures)
+    logprobs, entropy = score(
+        config.model,
+        base,
+        hidden,
+        targets,
+        jnp.broadcast_to(temperature, targets.shape),
+        places=scored,
+        entropy_gradient=config.ppo.entropy_coefficient > 0,
+    )
     return jnp.roll(logprobs, 1), jnp.roll(entropy, 1), load
 
 

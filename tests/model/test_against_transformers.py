@@ -11,8 +11,9 @@ import pytest
 
 from orbit_jax.checkpoint.base import load_base
 from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.head import logits
 from orbit_jax.model.stream import Stream
-from orbit_jax.model.transformer import apply, logits
+from orbit_jax.model.transformer import apply
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/reference.npz"))

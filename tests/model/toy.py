@@ -14,9 +14,10 @@ from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter, attach
 from orbit_jax.adapters.lora import LoRA
 from orbit_jax.model.attention import empty_cache
 from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.head import score
 from orbit_jax.model.init import freeze, init_weights
 from orbit_jax.model.stream import Stream
-from orbit_jax.model.transformer import apply, score
+from orbit_jax.model.transformer import apply
 from orbit_jax.quant.qtensor import QTensor, working_copy
 
 MOE = ModelConfig(

@@ -17,12 +17,13 @@ from orbit_jax.adapters.adapter import Adapter, attach
 from orbit_jax.adapters.lora import LoRA
 from orbit_jax.config import OptimizerConfig, PPOConfig
 from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.head import logits
 from orbit_jax.model.init import freeze, init_weights
 from orbit_jax.model.stream import Stream
-from orbit_jax.model.transformer import apply, logits
+from orbit_jax.model.transformer import apply
 from orbit_jax.rl import rollouts, sampler, step
 from orbit_jax.rl.advantages import group_relative
-from orbit_jax.rl.batch import Batch, make_batch
+from orbit_jax.rl.batch import Batch, Bucket, make_batch
 from orbit_jax.rl.losses import ppo_clip
 from orbit_jax.rl.rollouts import Rollouts
 from orbit_jax.rl.sampler import Incoming, SamplerState
@@ -125,7 +126,7 @@ class Lab:
         if rewards is None:
             rewards = np.random.default_rng(0).random(len(sampled.lengths))
         bucket = sampled.tokens.size // micro_batches
-        return make_batch(self.model, sampled, rewards, micro_batches, (bucket,))
+        return make_batch(self.model, sampled, rewards, micro_batches, (Bucket(bucket, bucket),))
 
     def config(self, **given: Any) -> StepConfig:
         """Step settings; a field of any of the three records is given by its name alone."""

@@ -1,9 +1,13 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from lab import MOE
 
-from orbit_jax.config import Config, from_config_dict
-from orbit_jax.rl.batch import Batch, make_batch, token_buckets
+from orbit_jax import mesh
+from orbit_jax.config import from_config_dict
+from orbit_jax.model.config import MeshShape
+from orbit_jax.rl.batch import Batch, Bucket, make_batch, token_buckets
 from orbit_jax.rl.rollouts import Rollouts
 from orbit_jax.rl.sampler import EOS, LENGTH
 
@@ -36,7 +40,7 @@ def rollouts(*rows: tuple[int, list[bool]], **given) -> Rollouts:
 
 def pack(sampled: Rollouts, micro_batches: int = 1, size: int = 48) -> Batch:
     rewards = np.arange(len(sampled.lengths)) + 0.5
-    return make_batch(MOE, sampled, rewards, micro_batches, (size,))
+    return make_batch(MOE, sampled, rewards, micro_batches, (Bucket(size, size),))
 
 
 def test_only_generated_tokens_are_under_the_mask():
@@ -126,15 +130,56 @@ def test_a_config_that_would_train_on_greedy_samples_is_refused():
 
 def test_the_smallest_bucket_that_holds_the_fullest_micro_batch_is_taken():
     sampled = rollouts((1, [GEN]), (1, [GEN]), (2, [GEN] * 14), (2, [GEN] * 14))
-    batch = make_batch(MOE, sampled, np.zeros(4), 2, (64, 16, 32))
+    batch = make_batch(
+        MOE, sampled, np.zeros(4), 2, (Bucket(64, 32), Bucket(16, 16), Bucket(32, 32))
+    )
     assert batch.stream.tokens.shape == (2, 32)
     with pytest.raises(ValueError, match="32 tokens a shard do not fit"):
-        make_batch(MOE, sampled, np.zeros(4), 2, (16,))
+        make_batch(MOE, sampled, np.zeros(4), 2, (Bucket(16, 16),))
 
 
-def test_the_largest_bucket_of_a_run_holds_a_batch_of_full_rows():
-    config = Config()
-    full = config.rows // config.ppo.micro_batches * config.num_slots
-    buckets = token_buckets(config)
-    assert max(buckets) >= full
-    assert len(buckets) == len(set(buckets)) == 3
+def test_only_tokens_before_sampled_ones_are_scored():
+    sampled = rollouts((2, [GEN, TOOL, GEN]), (3, [GEN]), (4, []))
+    batch = make_batch(MOE, sampled, np.zeros(3), 1, (Bucket(32, 16),))
+    (drawn,) = (np.flatnonzero(batch.sampled[0]),)
+    assert batch.scored[0].tolist() == [*(drawn - 1), *[32] * 13]
+    with pytest.raises(ValueError, match="make at most 2"):
+        make_batch(MOE, sampled, np.zeros(3), 1, (Bucket(32, 2),))
+
+
+@pytest.mark.parametrize(("micro_batches", "data"), [(1, 1), (2, 1), (8, 1), (16, 1), (2, 2)])
+def test_the_largest_bucket_holds_any_batch_and_no_more_than_needed(
+    micro_batches, data, monkeypatch
+):
+    monkeypatch.setattr(mesh, "place_micro_batches", lambda _, tree: tree)  # one device will do
+    asked = {"prompts_per_step": 6, "group_size": 8, "max_prompt_tokens": 24}
+    config = from_config_dict(
+        {
+            "sampler": asked | {"max_completion_tokens": 40},
+            "ppo": {"micro_batches": micro_batches, "token_buckets": (0.5, 1.0)},
+            "mesh": {"data": data},
+        }
+    )
+    rows = config.rows
+    tokens = np.random.default_rng(0).integers(1, 64, (rows, 64)).astype(np.int32)
+    tokens[:, :24] = tokens[:: config.sampler.group_size].repeat(8, axis=0)[:, :24]
+    full = Rollouts(
+        tokens=tokens,
+        lengths=np.full(rows, 64, np.int32),
+        prompt_lengths=np.full(rows, 24, np.int32),
+        sampled=np.arange(64) >= np.full((rows, 1), 24),
+        logprobs=np.zeros((rows, 64), np.float32),
+        status=np.full(rows, EOS, np.int32),
+        groups=np.arange(rows, dtype=np.int32) // 8,
+        temperature=1.0,
+        filtered=False,
+        fingerprint=0,
+    )
+    model = dataclasses.replace(MOE, mesh=MeshShape(data, 1))
+    small, large = token_buckets(config)
+    assert small.tokens < large.tokens
+    batch = make_batch(model, full, np.zeros(rows), micro_batches, (small, large))
+    valid = (batch.stream.rows < batch.stream.num_rows).sum(axis=1)
+    assert batch.stream.tokens.shape[1] == large.tokens
+    assert large.tokens - valid.max() < 16 * data
+    assert (batch.scored < large.tokens // data).sum() == batch.sampled.sum() == rows * 40

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from orbit_jax.config import PPOConfig
-from orbit_jax.model.transformer import log_softmax_at
+from orbit_jax.model.head import log_softmax_at
 from orbit_jax.rl.losses import k1, k3, kl_in_loss, ppo_clip
 
 graded_clip = jax.jit(

@@ -1,0 +1,147 @@
+"""The head: from hidden states to log-probs of given tokens, never with an array of all logits."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from orbit_jax import mesh
+from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.stream import regroup
+from orbit_jax.quant.matmul import contract, dot, matmul, over_rows
+from orbit_jax.quant.qtensor import QTensor, dequantize
+
+
+def score(
+    config: ModelConfig,
+    base: dict,
+    hidden: jax.Array,
+    targets: jax.Array,
+    temperature: jax.Array,
+    *,
+    places: jax.Array | None = None,
+    entropy_gradient: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probs of `targets[N]` under softmax(logits / temperature[N]), and entropies, f32.
+
+    Args:
+      config: static.
+      base: of which only the head is read, a chunk of rows at a time.
+      hidden: `[N, D]`.
+      targets: `[N]` int32; temperature: `[N]` f32.
+      places: `[P]` distinct rows to compute, the others are 0; N or more for none. On a mesh each
+        shard's own, counted within it. None: all.
+      entropy_gradient: whether the gradient flows through the entropies as well, which costs
+        computing the logits once more.
+    """
+
+    def every_row(base: dict, hidden: jax.Array, *given: jax.Array):
+        n = hidden.shape[0]
+        places, rows = given[-1], (hidden, *given[:-1])
+        if places is not None:
+            back = jnp.full(n, len(places)).at[places].set(jnp.arange(len(places)), mode="drop")
+            rows = (
+                regroup(hidden, places, back[:, None]),
+                *(jnp.take(x, places, mode="clip") for x in rows[1:]),
+            )
+        head = _head(base)
+        if entropy_gradient or not isinstance(head, QTensor):
+            chunk = jax.checkpoint(functools.partial(_score, head))
+        else:
+            chunk = functools.partial(_frozen_score, head)
+        size = config.head_chunk if rows[0].shape[0] > config.head_chunk else 0
+        out = over_rows(chunk, config.tile or size, *rows)
+        if places is not None:
+            out = tuple(jnp.zeros(n, x.dtype).at[places].set(x, mode="drop") for x in out)
+        return out
+
+    return with_head(config, every_row, base, hidden, targets, temperature, places)
+
+
+def with_head(config: ModelConfig, fn: Callable, base: dict, *rows: jax.Array | None):
+    """`fn(base, *rows)`, which reads of the base only what `logits` does: each device its rows."""
+    if config.mesh.size == 1:
+        return fn(base, *rows)
+    head = {name: base[name] for name in ("embed_tokens", "lm_head") if name in base}
+    specs = (mesh.base_specs(head), *(None if x is None else P("data") for x in rows))
+    return mesh.per_device(fn, config, specs, P("data"))(head, *rows)
+
+
+def logits(base: dict, hidden: jax.Array) -> jax.Array:
+    """`[N, V]` in f32; a tied head is the embedding."""
+    return matmul(hidden, _head(base))
+
+
+def temper(logits: jax.Array, temperature: jax.Array) -> jax.Array:
+    """Logits `[N, V]` over `temperature[N]`, by a product with a reciprocal that is made once.
+
+    A quotient would be left as it is in one program and turned into this product in another, which
+    rounds differently unless the temperature is a power of two.
+    """
+    return logits * lax.optimization_barrier(1.0 / temperature)[:, None]
+
+
+def log_softmax_at(
+    logits: jax.Array, targets: jax.Array, temperature: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Log-prob of each target and entropy, of logits `[N, V]` tempered by `temperature[N]`."""
+    shifted, exps, total = _softmax(logits, temperature)
+    log_total = jnp.log(total)
+    logprobs = jnp.take_along_axis(shifted, targets[:, None], axis=-1)[:, 0] - log_total
+    return logprobs, log_total - (exps * shifted).sum(axis=-1) / total
+
+
+def _softmax(logits: jax.Array, temperature: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Tempered logits below their maximum, their exponentials, and the sum of those."""
+    tempered = temper(logits, temperature)
+    shifted = tempered - lax.stop_gradient(tempered.max(axis=-1, keepdims=True))
+    exps = jnp.exp(shifted)
+    return shifted, exps, exps.sum(axis=-1)
+
+
+def _head(base: dict) -> QTensor | jax.Array:
+    return base.get("lm_head", base["embed_tokens"])
+
+
+def _score(
+    head: QTensor | jax.Array, hidden: jax.Array, targets: jax.Array, temperature: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return log_softmax_at(matmul(hidden, head), targets, temperature)
+
+
+@jax.custom_vjp
+def _frozen_score(
+    head: QTensor, hidden: jax.Array, targets: jax.Array, temperature: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """`_score` with no gradient through entropies, and with its backward pass done beforehand.
+
+    A row's log-prob moves with its hidden state by (1 at the target - probabilities) . head / T,
+    whatever the loss. Made while the logits are there, it spares the backward pass from making
+    them again.
+    """
+    return _score(head, hidden, targets, temperature)
+
+
+def _forward(
+    head: QTensor, hidden: jax.Array, targets: jax.Array, temperature: jax.Array
+) -> tuple[tuple, tuple]:
+    weight = dequantize(head, hidden.dtype)
+    raw = dot(hidden, weight)
+    _, exps, total = _softmax(raw, temperature)
+    scale = 1.0 / temperature
+    at_target = jnp.arange(raw.shape[1]) == targets[:, None]
+    slope = jnp.where(at_target, 1.0, 0.0) - exps * (1.0 / total)[:, None]
+    slope = (slope * scale[:, None]).astype(hidden.dtype)
+    moves = contract(slope, weight, (1, 0)).astype(hidden.dtype)
+    return log_softmax_at(raw, targets, temperature), moves
+
+
+def _backward(moves: jax.Array, cotangents: tuple) -> tuple:
+    change = cotangents[0][:, None] * moves.astype(jnp.float32)
+    return None, change.astype(moves.dtype), None, None
+
+
+_frozen_score.defvjp(_forward, _backward)
