@@ -56,14 +56,15 @@ def get_config(variant: str = "") -> ConfigDict:
     config.sampler.temperature = 1.0  # of training rollouts
     config.sampler.max_prompt_tokens = 20  # longer prompts are refused at the start
     config.sampler.max_completion_tokens = 44
+    config.sampler.slots = 0  # rollouts that decode together, the others wait; 0: all of a step
 
     config.ppo = ConfigDict()
     config.ppo.advantage = "group_relative"  # or gae, which trains a critic
     config.ppo.epochs = 1  # passes over a step's rollouts
     config.ppo.minibatches = 1  # optimiser updates per pass
     config.ppo.micro_batches = 2  # parts that are in memory one after another
-    config.ppo.token_buckets = (0.3125, 0.5, 1.0)  # lengths compiled, as shares of full rows
-    config.ppo.remat = False  # recompute layers in the backward pass to save memory
+    config.ppo.token_buckets = (0.7, 1.0)  # lengths compiled, as shares of full rows
+    config.ppo.remat = "auto"  # make layers again in the backward pass: auto (if memory needs it)
     config.ppo.clip_low = 0.2  # the ratio may fall to 1 - clip_low
     config.ppo.clip_high = 0.28  # and rise to 1 + clip_high
     config.ppo.dual_clip = 0.0  # bound for negative advantages, above 1; 0 for none

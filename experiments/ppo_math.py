@@ -92,6 +92,7 @@ def run(
     ):
         state, start = record.restore(state)
         record.note(f"problems: {len(data.train):,} to train on, {len(data.heldout):,} held out")
+        record.note(startup.memory_sentence(config, frozen))
         record.note("compiling the sampler and the step, comparing their log-probs ...")
         programs, slots, report = parity.choose(
             config,

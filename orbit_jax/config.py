@@ -56,6 +56,7 @@ class SamplerConfig:
     temperature: float = 1.0
     max_prompt_tokens: int = 20
     max_completion_tokens: int = 44
+    slots: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +67,8 @@ class PPOConfig:
     epochs: int = 1
     minibatches: int = 1
     micro_batches: int = 2
-    token_buckets: tuple[float, ...] = (0.3125, 0.5, 1.0)
-    remat: bool = False
+    token_buckets: tuple[float, ...] = (0.7, 1.0)
+    remat: str = "auto"
     clip_low: float = 0.2
     clip_high: float = 0.28
     dual_clip: float = 0.0
@@ -155,6 +156,11 @@ class Config:
         return self.sampler.prompts_per_step * self.sampler.group_size
 
     @property
+    def decoded_rows(self) -> int:
+        """Rollouts that decode together; the others of a step wait for one of them to end."""
+        return self.sampler.slots or self.rows
+
+    @property
     def num_slots(self) -> int:
         """Positions per row: a multiple of 64, where attention's sums over slots end neutrally."""
         tokens = self.sampler.max_prompt_tokens + self.sampler.max_completion_tokens
@@ -234,6 +240,7 @@ def _validate(config: Config) -> None:
         seed task.data_seed task.unseen_problems optimizer.warmup_steps optimizer.weight_decay
         ppo.clip_low ppo.clip_high ppo.value_clip ppo.kl_coefficient ppo.entropy_coefficient
         ppo.value_coefficient ppo.gamma ppo.lam optimizer.b1 optimizer.b2
+        sampler.slots
     """
     for fields, least in ((positive, "above 0"), (not_negative, "at least 0")):
         for field in fields.split():
@@ -256,6 +263,7 @@ def _validate(config: Config) -> None:
         "base.working_copy": ("auto", "never", "always"),
         "parity": ("auto", "fast", "tiles", "corrected"),
         "ppo.advantage": ("group_relative", "gae"),
+        "ppo.remat": ("auto", "never", "always"),
         "ppo.kl": ("off", "metric", "reward", "loss"),
     }
     for field, allowed in choices.items():
@@ -276,6 +284,12 @@ def _validate(config: Config) -> None:
         "ppo.micro_batches",
         f"times mesh.data={config.mesh.data} must divide the {config.rows} rollouts of a step "
         "(sampler.prompts_per_step x sampler.group_size)",
+    )
+    require(
+        config.decoded_rows <= config.rows and config.decoded_rows % config.mesh.data == 0,
+        "sampler.slots",
+        f"must be at most the {config.rows} rollouts of a step and a multiple of "
+        f"mesh.data={config.mesh.data}; 0 is one for each rollout",
     )
     require(
         config.ppo.critic or config.sampler.group_size > 1,

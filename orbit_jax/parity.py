@@ -195,10 +195,11 @@ def _perturbed(state: TrainState, seed: int) -> TrainState:
     """A copy with noise on the policy's parameters, large enough that each adapter term matters."""
     copy = jax.tree.map(jnp.copy, state)
     leaves, structure = jax.tree.flatten(copy.policy.params)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    # Drawn on the host: there is no program to compile for each shape.
+    normal = np.random.default_rng(seed).standard_normal
     noisy = [
-        jax.device_put(p + _NOISE * jax.random.normal(k, p.shape), p.sharding)
-        for p, k in zip(leaves, keys, strict=True)
+        jax.device_put(np.asarray(p) + _NOISE * normal(p.shape, np.float32), p.sharding)
+        for p in leaves
     ]
     params = jax.tree.unflatten(structure, noisy)
     return copy.replace(policy=copy.policy.replace(params=params))

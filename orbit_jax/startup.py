@@ -28,8 +28,11 @@ from orbit_jax.config import Config
 from orbit_jax.model.config import MeshShape, ModelConfig
 from orbit_jax.quant.qtensor import QTensor, working_copy
 from orbit_jax.rl import sampler
+from orbit_jax.rl.batch import token_buckets
 from orbit_jax.rl.sampler import SamplerState
 from orbit_jax.rl.train_state import Critic, TrainState, init_state, state_specs
+
+_ROOMY = 0.5  # of the free memory: an estimate below it needs no closer look
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +100,7 @@ def load(config: Config) -> Frozen:
             f"config.sampler: max_prompt_tokens + max_completion_tokens need {config.num_slots} "
             f"positions, the model has {model.max_positions}: lower one of them"
         )
-    _check_memory(config, model)
+    model = _with_remat(config, model)
     _, base = load_base(config.base.path, put=functools.partial(mesh.place_weight, model))
     packed = base_bytes(base)
     copy = _wants_copy(config, base)
@@ -158,9 +161,9 @@ def train_state(config: Config, frozen: Frozen) -> TrainState:
 
 
 def slots(config: Config, frozen: Frozen) -> SamplerState:
-    """The sampler's empty slots, one for each rollout of a step; on the mesh."""
+    """The sampler's empty slots, `sampler.slots` of them; on the mesh."""
     stops = len(frozen.tokenizer.eos_ids)
-    state = sampler.empty_state(frozen.model, config.rows, config.num_slots, stops)
+    state = sampler.empty_state(frozen.model, config.decoded_rows, config.num_slots, stops)
     return mesh.place(frozen.model, state, sampler.state_specs(frozen.model, state))
 
 
@@ -178,6 +181,20 @@ def facts(frozen: Frozen, state: TrainState) -> dict[str, str | int]:
     }
 
 
+def memory_sentence(config: Config, frozen: Frozen) -> str:
+    """For the log: what a run needs by estimate, and whether layers are made again."""
+    memory, model = _estimate(config, frozen.model), frozen.model
+    layers = 1 if model.remat else model.num_layers
+    how = "made again layer by layer" if model.remat else "kept"
+    copy = frozen.working_copy_bytes
+    base = _megabytes(frozen.packed_bytes) + (f" (working copy {_megabytes(copy)})" if copy else "")
+    return (
+        f"memory, by estimate: base {base}, cache {_megabytes(memory.cache)}, activations "
+        f"{_megabytes(memory.total(layers) - memory.total(0))} for the backward pass, {how} "
+        f"(ppo.remat={config.ppo.remat})"
+    )
+
+
 def _wants_copy(config: Config, base: dict) -> bool:
     if config.base.working_copy != "auto":
         return config.base.working_copy == "always"
@@ -186,30 +203,55 @@ def _wants_copy(config: Config, base: dict) -> bool:
     return widened <= config.base.working_copy_share * _free_bytes()
 
 
-def _check_memory(config: Config, model: ModelConfig) -> None:
-    """Refuses a batch that, by a closed form, exceeds the free memory together with the base."""
+@dataclasses.dataclass(frozen=True)
+class _Memory:
+    """What a run needs by a closed form, in bytes over all devices."""
+
+    base: int
+    cache: int
+    layer: int  # activations that the backward pass of one layer reads, of one micro-batch
+    logits: int
+
+    def total(self, layers: int) -> int:
+        return self.base + self.cache + layers * self.layer + self.logits
+
+
+def _estimate(config: Config, model: ModelConfig) -> _Memory:
     item = 2  # bf16
-    positions = config.rows * config.num_slots
-    cache = 2 * model.num_layers * positions * model.num_kv_heads * model.head_dim * item
-    # What one layer's backward pass keeps, per token: inputs and outputs of its matmuls.
+    positions = config.decoded_rows * config.num_slots
     width = 6 * model.hidden_size + 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
     experts = model.top_k * model.expert_size if any(model.sparse) else 0
     width += 4 * max(experts, 0 if all(model.sparse) else model.intermediate_size)
-    layers = 1 if config.ppo.remat else model.num_layers
-    activations = layers * positions // config.ppo.micro_batches * width * item
-    base = checkpoint_bytes(config.base.path)
-    logits = 4 * 4 * model.head_chunk * model.vocab_size  # f32, with what its gradient needs
-    needed, free = base + cache + activations + logits, _free_bytes() * model.mesh.size
+    return _Memory(
+        base=checkpoint_bytes(config.base.path),
+        cache=2 * model.num_layers * positions * model.num_kv_heads * model.head_dim * item,
+        layer=token_buckets(config)[-1].tokens * width * item,
+        logits=4 * 4 * model.head_chunk * model.vocab_size,  # f32, with what its gradient needs
+    )
+
+
+def _with_remat(config: Config, model: ModelConfig) -> ModelConfig:
+    """Decides on `ppo.remat`, and refuses what, with it, exceeds the free memory."""
+    memory, free = _estimate(config, model), _free_bytes() * model.mesh.size
     if config.mesh.simulate:
         free //= model.mesh.size  # simulated devices share the host's memory
+    kept = memory.total(model.num_layers)
+    remat = {"always": True, "never": False, "auto": kept > _ROOMY * free}[config.ppo.remat]
+    needed = memory.total(1) if remat else kept
     if needed > free:
         raise ValueError(
-            f"config.sampler: {config.sampler.prompts_per_step} prompts x "
-            f"{config.sampler.group_size} samples of {config.num_slots} positions need about "
-            f"{needed / 1e9:.1f} GB (base {base / 1e9:.1f}, cache {cache / 1e9:.1f}, activations "
-            f"{activations / 1e9:.1f}), {free / 1e9:.1f} GB are free: raise ppo.micro_batches, set "
-            "ppo.remat, or lower prompts_per_step, group_size or the token limits"
+            f"config.sampler: {config.decoded_rows} rows of {config.num_slots} positions and "
+            f"micro-batches of {config.rows // config.ppo.micro_batches} rollouts need about "
+            f"{needed / 1e9:.1f} GB (base {memory.base / 1e9:.1f}, cache {memory.cache / 1e9:.1f}, "
+            f"activations {(needed - memory.total(0)) / 1e9:.1f}), {free / 1e9:.1f} GB are free: "
+            "raise ppo.micro_batches, lower sampler.slots, prompts_per_step, group_size or the "
+            "token limits, or leave ppo.remat to 'auto'"
         )
+    return dataclasses.replace(model, remat=remat)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB"
 
 
 def _free_bytes() -> int:

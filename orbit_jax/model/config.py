@@ -31,6 +31,7 @@ class ModelConfig:
       query_chunk: queries of one row that attention takes together.
       head_chunk: rows for which logits exist at the same time.
       expert_block: rows that one expert takes together, per call.
+      remat: make a layer's activations again in the backward pass instead of keeping them.
     """
 
     family: str
@@ -57,6 +58,7 @@ class ModelConfig:
     query_chunk: int = 128
     head_chunk: int = 1024
     expert_block: int = 256
+    remat: bool = False
     mesh: MeshShape = MeshShape()
 
     @property

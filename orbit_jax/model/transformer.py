@@ -35,8 +35,6 @@ def apply(
     adapter: Adapter | None,
     stream: Stream,
     cache: Cache | None = None,
-    *,
-    remat: bool = False,
 ) -> tuple[jax.Array, Cache | None, jax.Array]:
     """Runs the model over a stream of N tokens.
 
@@ -48,13 +46,12 @@ def apply(
         holds only rows of shard i.
       cache: keys and values of earlier tokens, extended in place; None in training, where the
         stream holds whole rows.
-      remat: recompute a layer in the backward pass instead of keeping its activations.
 
     Returns:
       hidden `[N, D]` after the final norm, in the compute dtype; the cache; and the number of
       tokens that chose each expert, `[sparse layers, E]` int32.
     """
-    forward = functools.partial(_forward, config, remat)
+    forward = functools.partial(_forward, config)
     if config.mesh.size > 1:
         caches, rows = mesh.cache_specs(config, cache), mesh.row_specs(stream)
         specs = (mesh.base_specs(base), mesh.adapter_specs(adapter), rows, caches)
@@ -64,7 +61,6 @@ def apply(
 
 def _forward(
     config: ModelConfig,
-    remat: bool,
     base: dict,
     adapter: Adapter | None,
     stream: Stream,
@@ -85,7 +81,7 @@ def _forward(
         body = functools.partial(
             _layer, config, base["layers"][i], sparse, stream, layout, rope, first
         )
-        body = jax.checkpoint(body, prevent_cse=False) if remat else body
+        body = jax.checkpoint(body, prevent_cse=False) if config.remat else body
         params = adapter.replace(params=adapter.params["layers"][i]) if adapter else None
         (hidden, cache), load = lax.scan(body, (hidden, cache), (jnp.arange(count), params))
         first += count

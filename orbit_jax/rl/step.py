@@ -270,7 +270,7 @@ def _forward(
 
     They are 0 where not `scored`.
     """
-    hidden, _, load = apply(config.model, base, adapter, stream, remat=config.ppo.remat)
+    hidden, _, load = apply(config.model, base, adapter, stream)
     # Rows are contiguous: the target of a token is its right neighbour, and what was computed for
     # it moves right by one.
     targets = jnp.roll(stream.tokens, -1)
@@ -290,7 +290,7 @@ def _values(
     config: StepConfig, base: dict, critic: Critic, stream: Stream
 ) -> tuple[jax.Array, jax.Array]:
     """The critic's value before each token and after it, both [N] f32."""
-    hidden, _, _ = apply(config.model, base, critic.adapter, stream, remat=config.ppo.remat)
+    hidden, _, _ = apply(config.model, base, critic.adapter, stream)
     after = dot(hidden, critic.head[None].astype(hidden.dtype))[:, 0]
     return jnp.roll(after, 1), after
 

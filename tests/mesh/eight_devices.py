@@ -74,7 +74,7 @@ def full(name: str, data: int = 1, tensor: int = 1) -> np.ndarray:
 def gradient(name: str, data: int = 1, tensor: int = 1) -> tuple[np.ndarray, list[np.ndarray]]:
     config = on(name, data, tensor)
     *args, origin = arguments(config, name)
-    logprobs, grads = toy.training_gradient(config, True)(*args)
+    logprobs, grads = toy.training_gradient(dataclasses.replace(config, remat=True))(*args)
     return toy.table(rows(name), origin, logprobs), jax.tree.leaves(jax.device_get(grads))
 
 

@@ -138,7 +138,7 @@ def test_the_forward_of_a_gradient_equals_the_full_forward():
     """Without remat; `tests/mesh` has the gradient with it, on one device and on eight."""
     case = CASES["moe"]
     stream, origin = case.rows.stream(size=case.num_rows * case.num_slots)
-    run = toy.training_gradient(case.config, False)
+    run = toy.training_gradient(case.config)
     logprobs, _ = run(case.base, case.adapter, stream, case.rows.temperature(origin))
     assert toy.largest_gap(case.full, toy.table(case.rows, origin, logprobs)) == 0.0
 

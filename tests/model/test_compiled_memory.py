@@ -62,7 +62,7 @@ def test_the_guards_would_notice_a_stack():
     stream, temperature = abstract_stream(64, 2, 64)
 
     def widened(base: dict, stream: Stream, temperature: jax.Array) -> jax.Array:
-        return toy.logprobs_of(DEEP, False, toy.with_working_copy(base), None, stream, temperature)
+        return toy.logprobs_of(DEEP, toy.with_working_copy(base), None, stream, temperature)
 
     program = programs.jit(widened, programs.options("fast"))
     assert temporary_bytes(program, base, stream, temperature) > 12 * LAYER_BYTES
@@ -77,7 +77,8 @@ def test_the_forward_pass_holds_no_more_than_a_layer():
 def test_the_backward_pass_holds_no_more_than_a_layer():
     base = abstract_base(DEEP)
     args = (base, abstract_adapter(base), *abstract_stream(64, 2, 64))
-    assert temporary_bytes(toy.training_gradient(DEEP, True), *args) < LAYER_BYTES
+    run = toy.training_gradient(dataclasses.replace(DEEP, remat=True))
+    assert temporary_bytes(run, *args) < LAYER_BYTES
 
 
 def test_decoding_holds_no_more_than_a_layer():
@@ -103,7 +104,7 @@ def long_context():
     base = abstract_base(config)
     adapter = abstract_adapter(base)
     args = (base, adapter, *abstract_stream(length, 1, length))
-    return length, compiled(toy.training_gradient(config, True), *args)
+    return length, compiled(toy.training_gradient(dataclasses.replace(config, remat=True)), *args)
 
 
 def test_a_context_of_32k_compiles_within_half_a_gigabyte():

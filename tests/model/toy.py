@@ -155,14 +155,13 @@ def largest_gap(a: np.ndarray, b: np.ndarray) -> float:
 
 def logprobs_of(
     config: ModelConfig,
-    remat: bool,
     base: dict,
     adapter: Adapter | None,
     stream: Stream,
     temperature: jax.Array,
 ) -> jax.Array:
     """Log-prob of each token's right neighbour, `[N]`."""
-    hidden, _, _ = apply(config, base, adapter, stream, remat=remat)
+    hidden, _, _ = apply(config, base, adapter, stream)
     return score(config, base, hidden, jnp.roll(stream.tokens, -1), temperature)[0]
 
 
@@ -171,7 +170,7 @@ def training_forward(config: ModelConfig):
     """Jitted `(base, adapter, stream, temperature) -> logprobs[N]`: the whole rows at once."""
 
     def run(base: dict, adapter: Adapter | None, stream: Stream, temperature: jax.Array):
-        return logprobs_of(config, False, base, adapter, stream, temperature)
+        return logprobs_of(config, base, adapter, stream, temperature)
 
     return programs.jit(run, programs.options(config.recipe))
 
@@ -181,13 +180,13 @@ QUICK = {"xla_backend_optimization_level": 0}
 
 
 @functools.cache
-def training_gradient(config: ModelConfig, remat: bool, quick: bool = False):
+def training_gradient(config: ModelConfig, quick: bool = False):
     """Jitted `(base, adapter, stream, temperature) -> logprobs[N], gradient`."""
 
     def run(base: dict, adapter: Adapter, stream: Stream, temperature: jax.Array):
         def loss(params: dict):
             moved = adapter.replace(params=params)
-            logprobs = logprobs_of(config, remat, base, moved, stream, temperature)
+            logprobs = logprobs_of(config, base, moved, stream, temperature)
             return jnp.where(stream.valid, logprobs, 0.0).sum(), logprobs
 
         (_, logprobs), gradient = jax.value_and_grad(loss, has_aux=True)(adapter.params)
