@@ -160,7 +160,7 @@ class Lab:
     ) -> np.ndarray:
         """The trainer's own log-probs [N] of a stream, each standing at the token it is of."""
         config = StepConfig(self.model, PPOConfig(), OptimizerConfig())
-        out = self.forward(config, self.base, adapter, stream, np.float32(temperature))
+        out = self.forward(config, self.base, adapter, stream, None, np.float32(temperature))
         return np.asarray(out[0])
 
 
