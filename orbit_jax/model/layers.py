@@ -16,12 +16,12 @@ from orbit_jax.quant.qtensor import QTensor, round_to
 _remade = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
-@functools.partial(_remade, static_argnums=2)
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """RMSNorm over the last dimension, f32 inside, rounded once to x's dtype."""
+@functools.partial(_remade, static_argnums=(2, 3))
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float, dtype: jnp.dtype) -> jax.Array:
+    """RMSNorm over the last dimension, f32 inside, rounded once to `dtype`."""
     wide = x.astype(jnp.float32)
     scale = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return round_to(wide * scale * weight.astype(jnp.float32), x.dtype)
+    return round_to(wide * scale * weight.astype(jnp.float32), dtype)
 
 
 def linear(
@@ -30,18 +30,20 @@ def linear(
     index: Sequence[jax.Array | int],
     adapter: Adapter | None,
     *names: str,
+    dtype: jnp.dtype | None = None,
 ) -> jax.Array:
     """`x[N, in]` through the weight at `index` of its stack and the adapter found under `names`.
 
-    Returns `[N, out]` in x's dtype. The adapter's parameters are already those of this layer.
+    Returns `[N, out]` in `dtype`, x's by default. The adapter's parameters are already those of this
+    layer.
     """
     params = at(adapter.params, *names) if adapter else None
     if params is None:
-        return round_to(matmul(x, weight, index), x.dtype)
+        return round_to(matmul(x, weight, index), dtype or x.dtype)
     # Cast here and not for the whole model, so that gradients of blocks and tiles add up in f32.
     params = jax.tree.map(lambda p: p.astype(x.dtype), params)
     y = matmul(adapter.method.input_side(params, x), weight, index)
-    return round_to(adapter.method.output_side(params, x, y), x.dtype)
+    return round_to(adapter.method.output_side(params, x, y), dtype or x.dtype)
 
 
 @_remade

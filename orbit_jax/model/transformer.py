@@ -1,6 +1,8 @@
 """The only forward pass in the project: sampler, trainer, reference, critic and gate all call it.
 
 `apply` turns a flat stream of tokens into hidden states; `head.py` turns those into log-probs.
+The residual stream is f32, and what a dense layer adds to it is not rounded before: against an f32
+model that leaves two thirds of the error of a bf16 stream, for two bytes more of D a token.
 """
 
 import functools
@@ -73,7 +75,7 @@ def _forward(
     kv_heads = config.num_kv_heads // (config.mesh.tensor if mesh.shards_heads(config) else 1)
     layout = lay_out(config, stream, kv_heads)
     rope = rope_angles(config, stream)
-    hidden = _embed(base["embed_tokens"], stream.tokens, dtype)
+    hidden = _embed(base["embed_tokens"], stream.tokens)
     loads, first = [], 0
     for i, (sparse, count) in enumerate(config.stacks):
         # The stack is closed over and indexed by layer, not scanned: a scan would copy each layer's
@@ -88,7 +90,7 @@ def _forward(
         if sparse:
             loads.append(load)
     hidden = over_rows(
-        lambda h: rms_norm(h, base["norm"], config.rms_norm_eps), config.tile, hidden
+        lambda h: rms_norm(h, base["norm"], config.rms_norm_eps, dtype), config.tile, hidden
     )
     load = jnp.concatenate(loads) if loads else jnp.zeros((0, 0), jnp.int32)
     return hidden, cache, load
@@ -109,12 +111,12 @@ def _layer(
     (hidden, cache), (layer, adapter) = carry, xs
     whole_heads = mesh.shards_heads(config)
 
-    def project(name: str, x: jax.Array, group: str = "self_attn", gather: bool = True):
-        y = linear(x, weights[group][name], (layer,), adapter, group, name)
+    def project(name: str, x: jax.Array, group: str = "self_attn", gather: bool = True, **given):
+        y = linear(x, weights[group][name], (layer,), adapter, group, name, **given)
         return mesh.gather_columns(config.mesh, y) if gather else y
 
     def norm(name: str, x: jax.Array) -> jax.Array:
-        return rms_norm(x, weights[name][layer], config.rms_norm_eps)
+        return rms_norm(x, weights[name][layer], config.rms_norm_eps, config.compute_dtype)
 
     def queries_keys_values(hidden: jax.Array, cos: jax.Array, sin: jax.Array):
         x = norm("input_layernorm", hidden)
@@ -125,18 +127,23 @@ def _layer(
             if name != "v":
                 if config.qk_norm:
                     scale = weights["self_attn"][f"{name}_norm"][layer]
-                    y = rms_norm(y, scale, config.rms_norm_eps)
+                    y = rms_norm(y, scale, config.rms_norm_eps, y.dtype)
                 y = round_to(rotate(y.astype(jnp.float32), cos, sin), y.dtype)
             out.append(y)
         return tuple(out)
 
     def after_attention(hidden: jax.Array, attended: jax.Array):
-        hidden = _add(hidden, project("o_proj", attended))
+        hidden = hidden + project("o_proj", attended, dtype=jnp.float32)
         return hidden, norm("post_attention_layernorm", hidden)
 
     def feed_forward(x: jax.Array) -> jax.Array:
         gate, up = (project(n, x, "mlp", gather=False) for n in ("gate_proj", "up_proj"))
-        return project("down_proj", mesh.gather_columns(config.mesh, swiglu(gate, up)), "mlp")
+        return project(
+            "down_proj",
+            mesh.gather_columns(config.mesh, swiglu(gate, up)),
+            "mlp",
+            dtype=jnp.float32,
+        )
 
     q, k, v = over_rows(queries_keys_values, config.tile, hidden, *rope)
     if cache is None:
@@ -153,15 +160,10 @@ def _layer(
         y, load = moe(config, weights["mlp"], experts, layer, x, stream.valid, cache is not None)
     else:
         y, load = over_rows(feed_forward, config.tile, x), jnp.zeros(0, jnp.int32)
-    return (_add(hidden, y), cache), load
+    return (hidden + y, cache), load
 
 
-def _embed(table: QTensor | jax.Array, tokens: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def _embed(table: QTensor | jax.Array, tokens: jax.Array) -> jax.Array:
     if isinstance(table, QTensor):
-        return dequantize(take_rows(table, tokens), dtype)
-    return jnp.take(table, tokens, axis=0).astype(dtype)
-
-
-def _add(a: jax.Array, b: jax.Array) -> jax.Array:
-    """A residual sum, rounded once."""
-    return round_to(a.astype(jnp.float32) + b.astype(jnp.float32), a.dtype)
+        return dequantize(take_rows(table, tokens), jnp.float32)
+    return jnp.take(table, tokens, axis=0).astype(jnp.float32)
