@@ -34,8 +34,7 @@ def linear(
 ) -> jax.Array:
     """`x[N, in]` through the weight at `index` of its stack and the adapter found under `names`.
 
-    Returns `[N, out]` in `dtype`, x's by default. The adapter's parameters are already those of this
-    layer.
+    Returns `[N, out]` in `dtype`, by default that of x. The parameters are already of this layer.
     """
     params = at(adapter.params, *names) if adapter else None
     if params is None:
