@@ -20,6 +20,7 @@ from orbit_jax.checkpoint.base import (
     base_bytes,
     base_hash,
     checkpoint_bytes,
+    find_base,
     load_base,
     read_config,
 )
@@ -79,8 +80,9 @@ def load(config: Config) -> Frozen:
     """
     shape = MeshShape(config.mesh.data, config.mesh.tensor)
     mesh.build(shape)
-    tokenizer = Tokenizer.load(config.base.path)
-    model = dataclasses.replace(read_config(config.base.path), mesh=shape)
+    path = find_base(config.base.path)
+    tokenizer = Tokenizer.load(path)
+    model = dataclasses.replace(read_config(path), mesh=shape)
     mesh.validate(model)
     if tokenizer.vocab_size > model.vocab_size:
         raise ValueError(
@@ -97,8 +99,8 @@ def load(config: Config) -> Frozen:
             f"config.sampler: max_prompt_tokens + max_completion_tokens need {config.num_slots} "
             f"positions, the model has {model.max_positions}: lower one of them"
         )
-    _check_memory(config, model)
-    _, base = load_base(config.base.path, put=functools.partial(mesh.place_weight, model))
+    _check_memory(config, model, checkpoint_bytes(path))
+    _, base = load_base(path, put=functools.partial(mesh.place_weight, model))
     packed = base_bytes(base)
     copy = _wants_copy(config, base)
     if copy:
@@ -113,7 +115,7 @@ def load(config: Config) -> Frozen:
         tokenizer=tokenizer,
         packed_bytes=packed,
         working_copy_bytes=base_bytes(base) if copy else 0,
-        hash=base_hash(config.base.path),
+        hash=base_hash(path),
     )
 
 
@@ -186,7 +188,7 @@ def _wants_copy(config: Config, base: dict) -> bool:
     return widened <= config.base.working_copy_share * _free_bytes()
 
 
-def _check_memory(config: Config, model: ModelConfig) -> None:
+def _check_memory(config: Config, model: ModelConfig, base: int) -> None:
     """Refuses a batch that, by a closed form, exceeds the free memory together with the base."""
     item = 2  # bf16
     positions = config.rows * config.num_slots
@@ -197,7 +199,6 @@ def _check_memory(config: Config, model: ModelConfig) -> None:
     width += 4 * max(experts, 0 if all(model.sparse) else model.intermediate_size)
     layers = 1 if config.ppo.remat else model.num_layers
     activations = layers * positions // config.ppo.micro_batches * width * item
-    base = checkpoint_bytes(config.base.path)
     logits = 4 * 4 * model.head_chunk * model.vocab_size  # f32, with what its gradient needs
     needed, free = base + cache + activations + logits, _free_bytes() * model.mesh.size
     if config.mesh.simulate:
