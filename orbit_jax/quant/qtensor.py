@@ -94,17 +94,30 @@ def dequantize(q: QTensor, dtype: jnp.dtype) -> jax.Array:
     if spec.zero is None:
         return lax.bitcast_convert_type(q.codes, jnp.dtype(spec.float_dtype)).astype(dtype)
     *lead, out, width = q.shape
-    codes = _unpack(q.codes, spec.bits, width)
-    codes = codes.reshape(*lead, out, width // q.group_size, q.group_size).astype(jnp.float32)
+    groups = (*lead, out, width // q.group_size, -1)
     if q.offset is None:
         zero = jnp.float32(spec.zero)
     else:
         zero = _unpack_nibbles(q.offset, axis=-2) if spec.bits == 4 else q.offset
         zero = zero[..., :out, :, None].astype(jnp.float32)
-    values = (codes - zero) * _per_group(q, q.scales)
-    if q.minimum is not None:
-        values = values + _per_group(q, q.minimum)
-    return round_to(values.reshape(*lead, out, width), dtype)
+    scales = _per_group(q, q.scales)
+    minima = None if q.minimum is None else _per_group(q, q.minimum)
+
+    def values(codes: jax.Array) -> jax.Array:
+        product = (codes.reshape(groups).astype(jnp.float32) - zero) * scales
+        return product if minima is None else product + minima
+
+    if spec.bits == 4 and dtype == jnp.bfloat16 and q.group_size % 2 == 0:
+        # Both values of a byte as the two halves of a word: element-wise in the bytes, which a CPU
+        # does eight times as fast as interleaving codes first.
+        low, high = (
+            lax.bitcast_convert_type(round_to(values(codes), dtype).astype(jnp.float32), jnp.uint32)
+            for codes in (q.codes & 15, q.codes >> 4)
+        )
+        pairs = lax.bitcast_convert_type(low >> 16 | high, dtype)  # [..., out, in/G, G/2, 2]
+        return pairs.reshape(*lead, out, width)
+    codes = _unpack(q.codes, spec.bits, width)
+    return round_to(values(codes).reshape(*lead, out, width), dtype)
 
 
 def round_to(x: jax.Array, dtype: jnp.dtype) -> jax.Array:

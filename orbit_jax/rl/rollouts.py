@@ -66,7 +66,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     *,
     group_size: int,
-    max_completion_tokens: int,
+    max_completion_tokens: int | Sequence[int],
     stop_ids: Sequence[int],
     temperature: float,
     seed: int,
@@ -84,6 +84,7 @@ def generate(
       sample: the jitted `sampler.sample`.
       state: the slots; donated, so go on with the one that is returned.
       prompts: token ids. `prompt_ids` number them for the noise; by default in order.
+      max_completion_tokens: for all rows, or one for each, a prompt's samples after another.
       temperature: 0 for greedy.
       top_k, top_p: for evaluation; log-probs stay those of the whole tempered distribution.
 
@@ -106,6 +107,7 @@ def generate(
             )
     filtered = top_k > 0 or top_p < 1.0
     rows = [(g, i) for g in range(len(prompts)) for i in range(group_size)]
+    limits = np.broadcast_to(max_completion_tokens, len(rows))
     queue, running = collections.deque(range(len(rows))), {}
     held: dict[int, int] = {}  # the group whose prompt lies in a slot's cache
     fields = ("tokens", "lengths", "sampled", "logprobs", "status")
@@ -123,7 +125,7 @@ def generate(
             [prompts[rows[row][0]] for row in new.values()],
             [(seed, step, prompt_ids[rows[row][0]], rows[row][1]) for row in new.values()],
             [rows[row][0] for row in new.values()],
-            max_completion_tokens,
+            limits[list(new.values())],
             stop_ids,
             temperature,
             top_k,
@@ -134,7 +136,7 @@ def generate(
         running |= new
         held |= {slot: rows[row][0] for slot, row in new.items()}
         # With rows waiting, slots that have finished are looked for now and then.
-        steps = np.int32(_REFILL_EVERY if queue else max_completion_tokens)
+        steps = np.int32(_REFILL_EVERY if queue else limits.max(initial=0))
         state = sample(config, base, adapter, state, incoming, steps, filters=filtered)
         status = np.asarray(state.status)
         done = [slot for slot in running if status[slot] != RUNNING]
@@ -165,7 +167,7 @@ def admit_prompts(
     prompts: Sequence[Sequence[int]],
     noise_ids: Sequence[tuple[int, int, int, int]],
     groups: Sequence[int],
-    max_completion_tokens: int,
+    max_completion_tokens: int | Sequence[int],
     stop_ids: Sequence[int],
     temperature: float,
     top_k: int = 0,
@@ -181,6 +183,7 @@ def admit_prompts(
 
     Args:
       slots: by default the first ones.
+      max_completion_tokens: for all prompts, or one for each.
       held: the group whose prompt lies in a slot that is not among `slots`.
     """
     num_slots, width = state.tokens.shape
@@ -193,6 +196,8 @@ def admit_prompts(
     source = np.arange(num_slots, dtype=np.int32)
     ids = np.zeros((num_slots, 4), np.uint32)
     used = np.zeros(num_slots, bool)
+    limits = np.ones(num_slots, np.int32)
+    limits[list(slots)] = max_completion_tokens
     leaders = {(group, shard[slot]): slot for slot, group in (held or {}).items()}
     pieces = []
     for slot, prompt, group, noise in zip(slots, prompts, groups, noise_ids, strict=True):
@@ -220,7 +225,7 @@ def admit_prompts(
         tokens=tokens,
         lengths=lengths,
         controls=Controls(
-            limits=np.minimum(lengths + max_completion_tokens, width).astype(np.int32),
+            limits=np.minimum(lengths + limits, width).astype(np.int32),
             temperature=np.full(num_slots, temperature, np.float32),
             top_k=np.full(num_slots, top_k, np.int32),
             top_p=np.full(num_slots, top_p, np.float32),
