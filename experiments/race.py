@@ -34,7 +34,8 @@ from orbit_jax.rl.advantages import group_relative
 from orbit_jax.rl.batch import make_batch, token_buckets
 from orbit_jax.rl.losses import ppo_clip
 from orbit_jax.rl.rollouts import generate
-from orbit_jax.tasks.math import MathTask, problems_of_step
+from orbit_jax.tasks.grading import Grader
+from orbit_jax.tasks.math import problems_of_step
 from orbit_jax.tasks.problems import problem_stream
 
 RIVALS = Path(__file__).parent / "rivals"
@@ -57,13 +58,18 @@ SETTINGS = {
 def settings_of(seed: int) -> dict:
     """What either side is told: the task, and its prompts as text and as ids."""
     drawn = itertools.islice(problem_stream(0, ("product2x1",)), 5000)
-    problems = {problem.prompt: problem for problem in drawn}
-    task, path = MathTask(system="Answer with a number."), find_base(BASE)
+    answers = {f"What is {problem.prompt}?": problem.answer for problem in drawn}
+    path = find_base(BASE)
     tokenizer = Tokenizer.load(path)
-    texts = [tokenizer.render_chat(task.messages(p)) for p in problems.values()]
-    prompts = {"prompts": texts, "prompt_ids": [tokenizer.encode(text) for text in texts]}
-    answers = [p.answer for p in problems.values()]
-    return SETTINGS | prompts | {"answers": answers, "base": str(path), "seed": seed}
+    system = {"role": "system", "content": "Answer with a number."}
+    texts = [tokenizer.render_chat([system, {"role": "user", "content": q}]) for q in answers]
+    return SETTINGS | {
+        "base": str(path),
+        "seed": seed,
+        "prompts": texts,
+        "prompt_ids": [tokenizer.encode(text) for text in texts],
+        "answers": list(answers.values()),
+    }
 
 
 def ours() -> None:
@@ -82,7 +88,7 @@ def ours() -> None:
                 "max_prompt_tokens": 32,
                 "max_completion_tokens": told["new_tokens"],
             },
-            "ppo": {"micro_batches": 1, "token_buckets": (0.25, 0.625, 1.0)},
+            "ppo": {"micro_batches": 1, "token_buckets": (0.25, 0.5625, 1.0)},
             "optimizer": {"learning_rate": told["learning_rate"]},
             "run": {"compilation_cache": False},
         }
@@ -90,7 +96,7 @@ def ours() -> None:
     frozen = startup.load(config)
     state, slots = startup.train_state(config, frozen), startup.slots(config, frozen)
     stop_ids, decode = frozen.tokenizer.eos_ids, frozen.tokenizer.decode
-    grader = MathTask().grader
+    grader = Grader()
     functions = (ppo_clip, group_relative)
     programs, slots, _ = parity.choose(
         config, frozen.model, frozen.base, state, slots, told["prompt_ids"], stop_ids, *functions
