@@ -4,7 +4,7 @@
     python -m venv .venv-trl && .venv-trl/bin/pip install -r experiments/rivals/trl.txt
     python experiments/race.py --trl .venv-trl/bin/python --out experiments/reports/race
 
-Both sides train LoRA of the same rank and learning rate on the same GGUF file and the 64 products
+Both sides train LoRA of the same rank and constant learning rate on the same GGUF file and the 64 products
 of two digits from 2 to 9, in the same tokens: a step is 4 prompts x 8 rollouts of at most 32 new
 tokens at temperature 1, rewards by one grader, and one update. TRL computes in f32, this project in
 the base's bits. The goal is a mean reward of 0.8 over the last 128 rollouts. Time is taken when
@@ -89,7 +89,7 @@ def ours() -> None:
                 "max_completion_tokens": told["new_tokens"],
             },
             "ppo": {"micro_batches": 1, "token_buckets": (0.25, 0.5625, 1.0)},
-            "optimizer": {"learning_rate": told["learning_rate"]},
+            "optimizer": {"learning_rate": told["learning_rate"], "warmup_steps": 0},
             "run": {"compilation_cache": False},
         }
     )
