@@ -4,9 +4,9 @@
     python -m venv .venv-trl && .venv-trl/bin/pip install -r experiments/rivals/trl.txt
     python experiments/race.py --trl .venv-trl/bin/python --out experiments/reports/race
 
-Both sides train LoRA of the same rank and constant learning rate on the same GGUF file and the 64 products
-of two digits from 2 to 9, in the same tokens: a step is 4 prompts x 8 rollouts of at most 32 new
-tokens at temperature 1, rewards by one grader, and one update. TRL computes in f32, this project in
+Both sides train LoRA of the same rank and constant learning rate on the same GGUF file and the 64
+products of two digits from 2 to 9, in the same tokens: a step is 4 prompts x 8 rollouts of at most
+32 new tokens at temperature 1, rewards by one grader, and one update. TRL computes in f32, this project in
 the base's bits. The goal is a mean reward of 0.8 over the last 128 rollouts. Time is taken when
 rollouts are scored, by this process for either side: from the first rollout (training), and from
 the side's start (loading, compiling, the log-prob gate). The sides take turns, one process at a
@@ -172,7 +172,7 @@ def run(command: Sequence[str], seed: int, limit_seconds: float) -> dict:
 def draw(races: dict[str, list[dict]], path: Path) -> None:
     """Running mean of the reward against seconds, a line a run."""
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for (side, runs), color in zip(races.items(), ("tab:blue", "tab:orange"), strict=True):
+    for (side, runs), color in zip(races.items(), ("tab:blue", "tab:orange"), strict=False):
         for i, r in enumerate(runs):
             ends = range(_window(), r["steps"] + 1)
             means = [np.mean(r["rewards"][end - _window() : end]) for end in ends]
