@@ -6,11 +6,11 @@
 
 Both sides train LoRA of the same rank and constant learning rate on the same GGUF file and the 64
 products of two digits from 2 to 9, in the same tokens: a step is 4 prompts x 8 rollouts of at most
-32 new tokens at temperature 1, rewards by one grader, and one update. TRL computes in f32, this project in
-the base's bits. The goal is a mean reward of 0.8 over the last 128 rollouts. Time is taken when
-rollouts are scored, by this process for either side: from the first rollout (training), and from
-the side's start (loading, compiling, the log-prob gate). The sides take turns, one process at a
-time; compiled programs are kept from no earlier run.
+32 new tokens at temperature 1, rewards by one grader, and one update. TRL computes in f32, this
+project in the base's bits. The goal is a mean reward of 0.8 over the last 128 rollouts. Time is
+taken when rollouts are scored, by this process for either side: from the first rollout (training),
+and from the side's start (loading, compiling, the log-prob gate). The sides take turns, one process
+at a time; compiled programs are kept from no earlier run.
 """
 
 import argparse
