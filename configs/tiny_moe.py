@@ -47,6 +47,9 @@ def get_config(variant: str = "") -> ConfigDict:
     config.task.train_problems = 10_000  # generated ones; of a file all that are not held out
     config.task.heldout_problems = 500  # never trained on; of a file at most so many
     config.task.unseen_problems = 500  # of a difficulty that is never trained on
+    config.task.difficulties = ("3x1", "4x1", "5x1")  # of generated ones; see tasks/problems.py
+    config.task.unseen_difficulty = "6x1"  # none of those
+    config.task.system = ""  # a system message before problems that are plain text; empty: none
     config.task.grader_workers = 1  # processes for symbolic answers; started only when needed
     config.task.grader_max_seconds = 5.0  # per answer, wall clock
 

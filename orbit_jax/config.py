@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orbit_jax.adapters.adapter import LINEAR_LAYERS
+from orbit_jax.tasks.problems import TRAINED_DIFFICULTIES, UNSEEN_DIFFICULTY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,9 @@ class TaskConfig:
     train_problems: int = 10_000
     heldout_problems: int = 500
     unseen_problems: int = 500
+    difficulties: tuple[str, ...] = TRAINED_DIFFICULTIES
+    unseen_difficulty: str = UNSEEN_DIFFICULTY
+    system: str = ""
     grader_workers: int = 1
     grader_max_seconds: float = 5.0
 

@@ -20,6 +20,7 @@ from orbit_jax.checkpoint.base import (
     base_bytes,
     base_hash,
     checkpoint_bytes,
+    find_base,
     load_base,
     read_config,
 )
@@ -82,8 +83,9 @@ def load(config: Config) -> Frozen:
     """
     shape = MeshShape(config.mesh.data, config.mesh.tensor)
     mesh.build(shape)
-    tokenizer = Tokenizer.load(config.base.path)
-    model = dataclasses.replace(read_config(config.base.path), mesh=shape)
+    path = find_base(config.base.path)
+    tokenizer = Tokenizer.load(path)
+    model = dataclasses.replace(read_config(path), mesh=shape)
     mesh.validate(model)
     if tokenizer.vocab_size > model.vocab_size:
         raise ValueError(
@@ -101,7 +103,7 @@ def load(config: Config) -> Frozen:
             f"positions, the model has {model.max_positions}: lower one of them"
         )
     model = _with_remat(config, model)
-    _, base = load_base(config.base.path, put=functools.partial(mesh.place_weight, model))
+    _, base = load_base(path, put=functools.partial(mesh.place_weight, model))
     packed = base_bytes(base)
     copy = _wants_copy(config, base)
     if copy:
@@ -116,7 +118,7 @@ def load(config: Config) -> Frozen:
         tokenizer=tokenizer,
         packed_bytes=packed,
         working_copy_bytes=base_bytes(base) if copy else 0,
-        hash=base_hash(config.base.path),
+        hash=base_hash(path),
     )
 
 
@@ -223,7 +225,7 @@ def _estimate(config: Config, model: ModelConfig) -> _Memory:
     experts = model.top_k * model.expert_size if any(model.sparse) else 0
     width += 4 * max(experts, 0 if all(model.sparse) else model.intermediate_size)
     return _Memory(
-        base=checkpoint_bytes(config.base.path),
+        base=checkpoint_bytes(find_base(config.base.path)),
         cache=2 * model.num_layers * positions * model.num_kv_heads * model.head_dim * item,
         layer=token_buckets(config)[-1].tokens * width * item,
         logits=4 * 4 * model.head_chunk * model.vocab_size,  # f32, with what its gradient needs

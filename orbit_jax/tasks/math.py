@@ -10,20 +10,28 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from orbit_jax.config import TaskConfig
 from orbit_jax.tasks.grading import Grader
 from orbit_jax.tasks.jsonl import load_jsonl, split_heldout
 from orbit_jax.tasks.problems import MathData, Problem, generate_problems
 
 
-def load_data(jsonl: str, seed: int, train: int, heldout: int, unseen: int) -> MathData:
+def load_data(task: TaskConfig) -> MathData:
     """The problems of a run: those of a JSONL file where one is named, else generated ones.
 
-    Of a file all problems are used that are not held out, and at most `heldout` of the others.
+    Of a file all problems are used that are not held out, and at most `heldout_problems` others.
     """
-    if jsonl:
-        data = split_heldout(load_jsonl(jsonl))
-        return replace(data, heldout=data.heldout[:heldout])
-    return generate_problems(seed, train, heldout, unseen)
+    if task.jsonl:
+        data = split_heldout(load_jsonl(task.jsonl))
+        return replace(data, heldout=data.heldout[: task.heldout_problems])
+    return generate_problems(
+        task.data_seed,
+        task.train_problems,
+        task.heldout_problems,
+        task.unseen_problems,
+        task.difficulties,
+        task.unseen_difficulty,
+    )
 
 
 def problems_of_step(
@@ -47,15 +55,22 @@ def _order(size: int, seed: int, epoch: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class MathTask:
-    """Prompts and rewards of math problems; `grader` sets workers and time limit."""
+    """Prompts and rewards of math problems.
+
+    Attributes:
+        grader: sets workers and time limit.
+        system: a system message before problems that are plain text; empty for none.
+    """
 
     grader: Grader = field(default_factory=Grader)
+    system: str = ""
 
     def messages(self, problem: Problem) -> list[dict[str, str]]:
-        """Return the chat messages that pose the problem; plain text becomes one user message."""
-        if isinstance(problem.prompt, str):
-            return [{"role": "user", "content": problem.prompt}]
-        return [dict(message) for message in problem.prompt]
+        """Return the chat messages that pose the problem; those of a chat stay as they are."""
+        if not isinstance(problem.prompt, str):
+            return [dict(message) for message in problem.prompt]
+        before = [{"role": "system", "content": self.system}] if self.system else []
+        return [*before, {"role": "user", "content": problem.prompt}]
 
     def rewards(
         self, problems: Sequence[Problem], completions: Sequence[str]

@@ -1,13 +1,16 @@
 r"""Generated arithmetic of graded difficulty, split so that train and held-out never meet.
 
 Problems are chains of sums and differences, such as `7+8-3`. A difficulty is named terms x digits:
-`3x1` adds or subtracts three one-digit numbers. Which side of the split a problem is on depends on
-its text alone (`is_heldout`, a hash), so every script that asks that function, the base's
-pretraining included, keeps the same problems out of training.
+`3x1` adds or subtracts three one-digit numbers. Two other families bear a name in front: `max3x2`
+asks for the largest of three two-digit numbers, `product2x1` for the product of two digits (from 2
+to 9; nobody needs to learn factors 0 and 1). Which side of the split a problem is on depends on its
+text alone (`is_heldout`, a hash), so every script that asks that function, the base's pretraining
+included, keeps the same problems out of training.
 """
 
 import hashlib
 import itertools
+import math
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -99,7 +102,7 @@ def problem_stream(seed: int, difficulties: Sequence[str]) -> Iterator[Problem]:
     """Yield problems of both sides without end, one difficulty after the other.
 
     Raises:
-        ValueError: when no difficulty is named, or one is not of the form `3x1`.
+        ValueError: when no difficulty is named, or one is not of the form `3x1` or `max3x2`.
     """
     if not difficulties:
         raise ValueError("difficulties is empty; name at least one, such as '3x1'.")
@@ -148,21 +151,34 @@ def _read_sum(expression: str) -> list[int]:
     return [int(term) for term in re.findall(r"[+-]?\d+", terms)]
 
 
-def _read_difficulty(name: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([1-9]\d?)x([1-9]\d?)", name)
+def _read_difficulty(name: str) -> tuple[str, int, int]:
+    match = re.fullmatch(r"(max|product|)([1-9]\d?)x([1-9]\d?)", name)
     if not match:
-        raise ValueError(f"difficulty {name!r} is not of the form terms x digits, such as '3x1'.")
-    return int(match[1]), int(match[2])
+        raise ValueError(
+            f"difficulty {name!r} is not of the form terms x digits, such as '3x1', with 'max' or "
+            "'product' before it or nothing."
+        )
+    return match[1], int(match[2]), int(match[3])
 
 
 def _draw(seed: int, difficulties: Sequence[str]) -> Iterator[Problem]:
     rng = random.Random(seed)
     kinds = [(name, *_read_difficulty(name)) for name in difficulties]
-    for number, (name, terms, digits) in enumerate(itertools.cycle(kinds)):
-        lowest = 10 ** (digits - 1) if digits > 1 else 0
+    for number, (name, family, terms, digits) in enumerate(itertools.cycle(kinds)):
+        lowest = 10 ** (digits - 1) if digits > 1 else 2 if family == "product" else 0
         values = [rng.randint(lowest, 10**digits - 1) for _ in range(terms)]
-        text = str(values[0]) + "".join(rng.choice("+-") + str(v) for v in values[1:])
-        yield Problem(f"{name}-{number}", text, str(sum(_read_sum(text))), name)
+        text, answer = _pose(rng, family, values)
+        yield Problem(f"{name}-{number}", text, str(answer), name)
+
+
+def _pose(rng: random.Random, family: str, values: Sequence[int]) -> tuple[str, int]:
+    """Return the text of a problem about these numbers, and its answer."""
+    if family == "max":
+        return "the largest of " + ", ".join(map(str, values)), max(values)
+    if family == "product":
+        return "*".join(map(str, values)), math.prod(values)
+    text = str(values[0]) + "".join(rng.choice("+-") + str(v) for v in values[1:])
+    return text, sum(_read_sum(text))
 
 
 def _draw_distinct(

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from orbit_jax.config import TaskConfig
 from orbit_jax.tasks import grading
-from orbit_jax.tasks.math import MathTask
+from orbit_jax.tasks.math import MathTask, load_data
 from orbit_jax.tasks.problems import Problem
 
 
@@ -11,6 +12,29 @@ def test_text_becomes_one_user_message_and_chat_stays():
     task = MathTask()
     assert task.messages(Problem("a", "1 + 1", "2")) == [{"role": "user", "content": "1 + 1"}]
     assert task.messages(Problem("a", chat, "2")) == list(chat)
+
+
+def test_a_system_message_goes_before_text_but_into_no_chat():
+    chat = ({"role": "user", "content": "u"},)
+    task = MathTask(system="Answer with a number.")
+    assert task.messages(Problem("a", "1 + 1", "2")) == [
+        {"role": "system", "content": "Answer with a number."},
+        {"role": "user", "content": "1 + 1"},
+    ]
+    assert task.messages(Problem("a", chat, "2")) == list(chat)
+
+
+def test_the_data_are_of_the_difficulties_that_the_config_names():
+    task = TaskConfig(
+        train_problems=20,
+        heldout_problems=5,
+        unseen_problems=5,
+        difficulties=("2x2", "max3x2"),
+        unseen_difficulty="max4x2",
+    )
+    data = load_data(task)
+    assert {p.difficulty for p in data.train + data.heldout} == {"2x2", "max3x2"}
+    assert {p.difficulty for p in data.unseen} == {"max4x2"}
 
 
 def test_rewards_are_one_zero_or_nan_with_their_outcomes(monkeypatch, tmp_path):

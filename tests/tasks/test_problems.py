@@ -1,4 +1,5 @@
 import itertools
+import re
 
 import pytest
 
@@ -11,6 +12,7 @@ from orbit_jax.tasks.problems import (
     generate_problems,
     is_heldout,
     normalise_prompt,
+    problem_stream,
     train_problem_stream,
     worked_solution,
 )
@@ -52,6 +54,29 @@ def test_answers_are_right(data):
         assert int(problem.answer) == eval(problem.prompt)
 
 
+def test_largest_of_three_has_thousands_of_distinct_problems_with_right_answers():
+    data = generate_problems(0, 5000, 500, 50, ("max3x2",), "max4x2")
+    assert len(texts(data.train) | texts(data.heldout)) == 5500
+    assert data.train[0].prompt.startswith("the largest of ")
+    for part, terms in ((data.heldout, 3), (data.unseen, 4)):
+        for problem in part:
+            numbers = [int(number) for number in re.findall(r"\d+", problem.prompt)]
+            assert len(numbers) == terms
+            assert all(10 <= number <= 99 for number in numbers)
+            assert int(problem.answer) == max(numbers)
+
+
+def test_products_of_two_digits_from_2_to_9_are_64_problems_with_right_answers():
+    problems = itertools.islice(problem_stream(0, ("product2x1",)), 2000)
+    found = {problem.prompt: problem.answer for problem in problems}
+    assert found == {f"{a}*{b}": str(a * b) for a in range(2, 10) for b in range(2, 10)}
+
+
+def test_families_take_turns_in_one_task():
+    data = generate_problems(0, 40, 10, 0, ("2x2", "max3x2"))
+    assert [p.difficulty for p in data.train].count("2x2") == 20
+
+
 def test_same_seed_gives_the_same_problems_and_another_seed_others():
     sizes = dict(train=50, heldout=10, unseen=10)
     assert generate_problems(3, **sizes) == generate_problems(3, **sizes)
@@ -80,6 +105,8 @@ def test_a_prompt_in_two_parts_is_refused():
     ("arguments", "message"),
     [
         (dict(difficulties=("3y2",)), "'3y2' is not of the form"),
+        (dict(difficulties=("min3x2",)), "'min3x2' is not of the form"),
+        (dict(difficulties=("max3x2",), unseen_difficulty="product"), "'product' is not of"),
         (dict(difficulties=()), "difficulties is empty"),
         (dict(difficulties=("6x1",)), "among the trained"),
         (dict(difficulties=("2x1",), train=300, heldout=5), "too few distinct problems"),

