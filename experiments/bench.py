@@ -13,7 +13,7 @@ lengths and machine, each in a process of its own that stays loaded. After one r
 not counted (it compiles; `first_seconds`) they alternate: ours, rival, ours, rival. Figures are
 medians; all single runs are kept. The rival's environment is made from `rivals/<name>.txt`. Choose
 a rival's settings to its advantage, such as `--rival-set dtype=bfloat16`; `rivals/*_worker.py` say
-which there are.
+which there are. On a machine that nobody else uses try `OMP_WAIT_POLICY=active` before the command.
 
 Writes `bench.json`, `bench.md` and `bench.png` to `--out`. In `bench.json`, for each of `cases`,
 `ours` and `rival` have
@@ -38,7 +38,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench_figures import draw_growth, growth, own_figures, tables
-from rivals.contest import RIVALS, Worker, compete, rival_command
+from rivals.contest import OPENMP, RIVALS, Worker, compete, rival_command
 from rivals.worker import CASES
 
 from orbit_jax.checkpoint.base import read_config
@@ -225,6 +225,8 @@ def measure(
             "system": platform.platform(),
             "processor": processor(),
             "threads": settings["threads"],
+            **OPENMP,
+            **{name: os.environ[name] for name in OPENMP if name in os.environ},
             "load_average": [*load, os.getloadavg()[0]],
         },
         "settings": settings | {"set": own, "repeats": arguments.repeats},
