@@ -12,8 +12,8 @@ from pathlib import Path
 
 RIVALS = Path(__file__).resolve().parent
 ROOT = RIVALS.parents[1]
-# Threads that spin while they wait lose much where others use the processor too: llama.cpp took a
-# tenth of the CPU time without. A value of the user's own goes before.
+# Threads that spin while they wait lose much where others use the processor too. A value of the
+# user's own goes before.
 OPENMP = {"OMP_WAIT_POLICY": "passive"}
 FIGURES = (
     "tokens_per_second",
