@@ -13,7 +13,7 @@ lengths and machine, each in a process of its own that stays loaded. After one r
 not counted (it compiles; `first_seconds`) they alternate: ours, rival, ours, rival. Figures are
 medians; all single runs are kept. The rival's environment is made from `rivals/<name>.txt`. Choose
 a rival's settings to its advantage, such as `--rival-set dtype=bfloat16`; `rivals/*_worker.py` say
-which there are.
+which there are. On a machine that nobody else uses try `OMP_WAIT_POLICY=active` before the command.
 
 Writes `bench.json`, `bench.md` and `bench.png` to `--out`. In `bench.json`, for each of `cases`,
 `ours` and `rival` have
@@ -32,113 +32,26 @@ import json
 import os
 import platform
 import random
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from bench_figures import draw_growth, growth, own_figures, tables
+from rivals.contest import OPENMP, RIVALS, Worker, compete, rival_command
+from rivals.worker import CASES
 
 from orbit_jax.checkpoint.base import read_config
 from orbit_jax.checkpoint.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
-RIVALS = ROOT / "experiments" / "rivals"
 TINY = ROOT / "orbit_jax" / "assets" / "tiny_moe_int4"
-FIGURES = (
-    "tokens_per_second",
-    "seconds",
-    "cpu_seconds",
-    "peak_memory_bytes",
-    "process_peak_memory_bytes",
-)
 WORDS = """the of and to in is was for on that by this with you it not or be are from at as your
 all have new more an we will home can us about if page my has search free but our one other do no
 time they site he up may what which their news out use any there see only so his when here who also
 now help get first been would how were me some these click its like find price date back top people
 list name just over year day into two health world next used work last most music data make them
 should product system post city add policy number such please support message after best software"""
-
-
-class Worker:
-    """A contestant's process; `rivals/worker.py` says what is spoken."""
-
-    def __init__(self, name: str, command: Sequence[str], settings: Mapping, log: Path):
-        self.name, self.log = name, log
-        environment = os.environ | {
-            "PYTHONPATH": str(ROOT) if name == "ours" else "",
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        with log.open("w") as errors:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=environment,
-            )
-        began = time.monotonic()
-        ready = self.ask(settings)
-        self.cases, self.facts = ready["cases"], ready["facts"]
-        self.facts["load_seconds"] = round(time.monotonic() - began, 2)
-
-    def ask(self, request: Mapping) -> dict:
-        """The answer to one request.
-
-        Raises:
-          RuntimeError: if the process ends instead.
-        """
-        try:
-            print(json.dumps(request), file=self.process.stdin, flush=True)
-            line = self.process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            said = self.log.read_text().strip().splitlines()[-1:]
-            raise RuntimeError(f"{self.name} ended without an answer; {self.log} ends: {said}")
-        return json.loads(line)
-
-    def run(self, case: str) -> dict:
-        """A case, once, with its rate."""
-        took = self.ask({"case": case})
-        return took | {"tokens_per_second": took["tokens"] / took["seconds"]}
-
-    def close(self) -> None:
-        """Ends the process."""
-        self.process.stdin.close()
-        try:
-            self.process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-
-
-def compete(workers: Mapping[str, Worker], cases: Sequence[str], repeats: int) -> dict:
-    """Runs each case in turn on each worker, and compares; a case that one lacks is left out."""
-    results = {}
-    for case in cases:
-        if not all(case in worker.cases for worker in workers.values()):
-            continue
-        first = {name: worker.run(case) for name, worker in workers.items()}
-        runs = {name: [] for name in workers}
-        for _ in range(repeats):
-            for name, worker in workers.items():
-                runs[name].append(worker.run(case))
-                print(f"  {case:13} {name:6} {runs[name][-1]['seconds']:8.2f} s", flush=True)
-        results[case] = {
-            name: {
-                **{f: statistics.median(run[f] for run in runs[name]) for f in FIGURES},
-                "tokens": runs[name][0]["tokens"],
-                "first_seconds": first[name]["seconds"],
-                "runs": runs[name],
-            }
-            for name in workers
-        }
-        if "rival" in workers:
-            ours, rival = results[case]["ours"], results[case]["rival"]
-            results[case]["ratio"] = {f: ours[f] / rival[f] for f in FIGURES}
-    return results
 
 
 def exact_prompts(tokenizer: Tokenizer, count: int, tokens: int, seed: int) -> list[str]:
@@ -152,8 +65,9 @@ def exact_prompts(tokenizer: Tokenizer, count: int, tokens: int, seed: int) -> l
     return found
 
 
-def settings_of(arguments: argparse.Namespace, base: Path) -> dict:
+def settings_of(arguments: argparse.Namespace) -> dict:
     """What both sides are told."""
+    base = find_base(arguments.base)
     tokenizer = Tokenizer.load(base)
     prompts = exact_prompts(tokenizer, arguments.prompts, arguments.prompt_tokens, arguments.seed)
     rows = arguments.prompts * arguments.group_size
@@ -194,21 +108,6 @@ def find_base(given: str) -> Path:
             ".gguf file"
         )
     return files[0]
-
-
-def rival_command(name: str, python: str) -> list[str]:
-    """How to start a rival, in an environment of its own that is made when it is first needed."""
-    folder = ROOT / f".venv-{name}"
-    if not python:
-        python = str(folder / "bin" / "python")
-        requirements = RIVALS / f"{name}.txt"
-        ready = folder / "installed.txt"
-        if not ready.exists() or ready.read_text() != requirements.read_text():
-            print(f"Setting up {folder.name} from {requirements.name}; this takes a while.")
-            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-            subprocess.run([python, "-m", "pip", "install", "-q", "-r", requirements], check=True)
-            ready.write_text(requirements.read_text())
-    return [python, str(RIVALS / f"{name}_worker.py")]
 
 
 def table(cases: Mapping[str, Mapping], rival: str) -> str:
@@ -267,43 +166,53 @@ def main(argv: Sequence[str] | None = None) -> dict:
     parser.add_argument("--rival-python", default="", help="an interpreter that has the rival")
     parser.add_argument("--rival-set", nargs="+", default=[], metavar="NAME=VALUE")
     parser.add_argument("--ours-set", nargs="+", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--cases", nargs="+", default=["sample", "step", "sample_varied"])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--group-size", type=int, default=4)
-    parser.add_argument("--prompt-tokens", type=int, default=64)
-    parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--varied", type=int, nargs=2, default=(8, 256), metavar="TOKENS")
-    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--cases", nargs="+", default=CASES[:3], choices=CASES)
+    parser.add_argument("--repeats", type=positive, default=5)
+    parser.add_argument("--prompts", type=positive, default=8)
+    parser.add_argument("--group-size", type=positive, default=4)
+    parser.add_argument("--prompt-tokens", type=positive, default=64)
+    parser.add_argument("--new-tokens", type=positive, default=64)
+    parser.add_argument("--varied", type=positive, nargs=2, default=(8, 256), metavar="TOKENS")
+    parser.add_argument("--rank", type=positive, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="the shipped tiny base, one run")
     arguments = parser.parse_args(argv)
     if arguments.quick:
         small = {"prompts": 2, "group_size": 2, "prompt_tokens": 16, "new_tokens": 8, "repeats": 1}
-        vars(arguments).update(small, varied=(2, 8), rank=4)
-        arguments.base = arguments.base or str(TINY)
+        vars(arguments).update(small, varied=(2, 8), rank=4, base=arguments.base or str(TINY))
     try:
-        return measure(arguments)
-    except (ValueError, OSError, RuntimeError, subprocess.CalledProcessError) as error:
-        parser.exit(2, f"error: {error}\n")
+        settings = settings_of(arguments)
+        commands = {"ours": [sys.executable, str(RIVALS / "ours_worker.py")]}
+        own = {"ours": pairs(arguments.ours_set, "--ours-set")}
+        if arguments.rival:
+            commands["rival"] = rival_command(arguments.rival, arguments.rival_python)
+            own["rival"] = pairs(arguments.rival_set, "--rival-set")
+    except (ValueError, OSError, subprocess.CalledProcessError) as error:
+        parser.error(str(error))
+    try:
+        return measure(arguments, settings, own, commands)
+    except ChildProcessError as error:
+        parser.exit(1, f"error: {error}\n")
 
 
-def measure(arguments: argparse.Namespace) -> dict:
-    """The whole benchmark."""
-    base = find_base(arguments.base)
-    shared, rival = settings_of(arguments, base), arguments.rival
-    commands = {"ours": [sys.executable, str(RIVALS / "ours_worker.py")]}
-    own = {"ours": pairs(arguments.ours_set, "--ours-set")}
-    if rival:
-        commands["rival"] = rival_command(rival, arguments.rival_python)
-        own["rival"] = pairs(arguments.rival_set, "--rival-set")
+def measure(
+    arguments: argparse.Namespace,
+    settings: Mapping,
+    own: Mapping[str, Mapping],
+    commands: Mapping[str, Sequence[str]],
+) -> dict:
+    """Runs the cases, and what else is asked for; writes the report and returns it.
+
+    Args:
+      settings: what all are told; own: what each side is told besides.
+      commands: how the workers of each side are started.
+    """
     arguments.out.mkdir(parents=True, exist_ok=True)
-    load = [os.getloadavg()[0]]
-    workers = {}
+    load, workers, rival = [os.getloadavg()[0]], {}, arguments.rival
     try:
         for side, command in commands.items():
             log = arguments.out / f"{side}.log"
-            workers[side] = Worker(side, command, shared | own[side], log)
+            workers[side] = Worker(side, command, settings | own[side], log)
         cases = compete(workers, arguments.cases, arguments.repeats)
         facts = {side: worker.facts for side, worker in workers.items()}
     finally:
@@ -315,15 +224,23 @@ def measure(arguments: argparse.Namespace) -> dict:
         "machine": {
             "system": platform.platform(),
             "processor": processor(),
-            "threads": shared["threads"],
+            "threads": settings["threads"],
+            **OPENMP,
+            **{name: os.environ[name] for name in OPENMP if name in os.environ},
             "load_average": [*load, os.getloadavg()[0]],
         },
-        "settings": shared | {"set": own, "repeats": arguments.repeats},
+        "settings": settings | {"set": own, "repeats": arguments.repeats},
         "facts": facts,
         "cases": cases,
     }
-    text = table(cases, rival or "")
-    draw(cases, rival or "", arguments.out / "bench.png")
+    text, picture = table(cases, rival or ""), arguments.out / "bench.png"
+    if rival:
+        draw(cases, rival, picture)
+    else:
+        report["figures"] = own_figures(settings, own["ours"], cases, arguments.quick)
+        report["growth"] = growth(arguments.quick)
+        text += "\n\n" + tables(report["figures"], report["growth"])
+        draw_growth(report["growth"], picture)
     (arguments.out / "bench.json").write_text(json.dumps(report, indent=2))
     (arguments.out / "bench.md").write_text(text + "\n")
     print(text)
@@ -342,6 +259,13 @@ def pairs(given: Sequence[str], flag: str) -> dict:
         except json.JSONDecodeError:
             found[name] = value
     return found
+
+
+def positive(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number above 0")
+    return int(text)
 
 
 def processor() -> str:

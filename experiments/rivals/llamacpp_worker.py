@@ -6,7 +6,8 @@ goes on. Rows are sampled by llama.cpp's own chain (temperature 1, whole vocabul
 The base alone answers, without an adapter.
 
 Settings of its own: `kv_unified` (False: a cache of its own for each sequence), `flash_attention`
-(llama.cpp's choice, or True or False).
+(llama.cpp's choice, or True or False),
+`extra_buffers` (True: weights repacked for AMX where the processor has it).
 """
 
 import ctypes
@@ -18,6 +19,8 @@ import llama_cpp.llama_cpp as api
 import numpy as np
 from worker import counted, lengths_of, serve
 
+SILENT = api.llama_log_callback(lambda *_: None)
+
 
 class Contestant:
     """A model with one context that holds all rows."""
@@ -26,10 +29,11 @@ class Contestant:
         self.settings, self.threads = settings, settings["threads"]
         rows = len(settings["prompts"]) * settings["group_size"]
         longest = max(lengths_of(settings, "sample_varied")) + max(map(len, settings["prompt_ids"]))
+        api.llama_log_set(SILENT, ctypes.c_void_p(0))
         api.llama_backend_init()
-        model = api.llama_model_load_from_file(
-            settings["base"].encode(), api.llama_model_default_params()
-        )
+        how = api.llama_model_default_params()
+        how.use_extra_bufts = settings.get("extra_buffers", True)
+        model = api.llama_model_load_from_file(settings["base"].encode(), how)
         if not model:
             raise ValueError(f"llama.cpp cannot read {settings['base']}")
         options = api.llama_context_default_params()
@@ -106,7 +110,7 @@ class Contestant:
 def load(settings: dict) -> tuple[dict, dict]:
     """The cases of llama.cpp."""
     contestant = Contestant(settings)
-    system = ctypes.string_at(api.llama_print_system_info()).decode()
+    system = api.llama_print_system_info().decode()
     facts = {"adapter": "none", "llama_cpp": llama_cpp.__version__, "system": system}
     return {c: lambda c=c: contestant.run(c) for c in ("sample", "sample_varied")}, facts
 

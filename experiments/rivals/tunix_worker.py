@@ -18,7 +18,7 @@ import optax
 import qwix
 from flax import nnx
 from tunix.models.llama3 import model as llama
-from tunix.rl import rl_cluster
+from tunix.rl import reshard, rl_cluster
 from tunix.rl.grpo import grpo_learner
 from tunix.rl.rollout.base_rollout import RolloutConfig
 from worker import Channel, Meter, counted
@@ -52,8 +52,8 @@ class Ids:
     pad_id = eos_id
 
 
-def build_model(settings: dict) -> nnx.Module:
-    """A Llama of the base's shape with an adapter on all linear layers."""
+def build_model(settings: dict, mesh: jax.sharding.Mesh) -> nnx.Module:
+    """A Llama of the base's shape with an adapter on all linear layers, on the mesh."""
     shape, dtype = settings["shape"], jnp.dtype(settings.get("dtype", "float32"))
     config = llama.ModelConfig(
         num_layers=shape["num_layers"],
@@ -72,7 +72,9 @@ def build_model(settings: dict) -> nnx.Module:
     lora = qwix.LoraProvider(
         module_path=LINEAR, rank=settings["rank"], alpha=float(settings["alpha"])
     )
-    return qwix.apply_lora_to_model(model, lora, **model.get_model_input())
+    rngs = nnx.Rngs(settings["seed"])
+    model = qwix.apply_lora_to_model(model, lora, rngs=rngs, **model.get_model_input())
+    return reshard.reshard_model_to_mesh(model, mesh)
 
 
 def main() -> None:
@@ -80,12 +82,11 @@ def main() -> None:
     channel = Channel()
     requests = iter(channel)
     settings = next(requests)
-    model = build_model(settings)
     prompts, samples = settings["prompts"], settings["group_size"]
     longest = max(map(len, settings["prompt_ids"]))
     mesh = jax.sharding.Mesh([[jax.devices()[0]]], ("fsdp", "tp"))
     cluster = rl_cluster.RLCluster(
-        actor=model,
+        actor=build_model(settings, mesh),
         tokenizer=Ids(settings),
         cluster_config=rl_cluster.ClusterConfig(
             role_to_mesh={role: mesh for role in rl_cluster.Role},
@@ -128,7 +129,7 @@ def main() -> None:
         algo_config=grpo_learner.GRPOConfig(num_generations=samples, beta=0.0),
         reward_fns=lambda prompts, completions, **_: [i % 2 for i in range(len(completions))],
     )
-    adapter = sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.LoRAParam)))
+    adapter = sum(p.size for p in jax.tree.leaves(nnx.state(cluster.train_actor, nnx.LoRAParam)))
     facts = {
         "weights": "random, of the base's shape",
         "dtype": settings.get("dtype", "float32"),
