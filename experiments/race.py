@@ -88,7 +88,7 @@ def ours() -> None:
                 "max_prompt_tokens": 32,
                 "max_completion_tokens": told["new_tokens"],
             },
-            "ppo": {"micro_batches": 1, "token_buckets": (0.25, 0.5625, 1.0)},
+            "ppo": {"micro_batches": 1, "token_buckets": (0.5, 1.0)},
             "optimizer": {"learning_rate": told["learning_rate"], "warmup_steps": 0},
             "run": {"compilation_cache": False},
         }

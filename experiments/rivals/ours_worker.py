@@ -16,7 +16,7 @@ from orbit_jax.rl.batch import make_batch, token_buckets
 from orbit_jax.rl.losses import ppo_clip
 from orbit_jax.rl.rollouts import Rollouts, generate
 
-TOKEN_BUCKETS = (0.375, 0.5, 0.64, 0.75, 1.0)  # shares of a micro-batch's positions
+TOKEN_BUCKETS = (0.6, 0.75, 1.0)  # shares of a full micro-batch
 
 
 class Contestant:

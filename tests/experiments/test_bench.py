@@ -114,9 +114,3 @@ def test_a_mistake_is_one_sentence(mistake, sentence, tmp_path, capsys):
     with pytest.raises(SystemExit):
         bench.main(["--out", str(tmp_path), *mistake])
     assert sentence in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_without_a_base_it_says_how_to_get_one(monkeypatch):
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install"):
-        bench.find_base("")
