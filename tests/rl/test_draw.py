@@ -1,0 +1,55 @@
+"""Drawing a token from weights: a block of the vocabulary first, then a place in it."""
+
+import jax
+import numpy as np
+import pytest
+
+from orbit_jax.rl.sampler import _BLOCK, _invert, _pick
+
+WORDS = 3 * _BLOCK - 100  # the last block is not full
+pick = jax.jit(_pick)
+HIGHEST = np.float32(1 - 2**-23)  # the largest number that jax.random.uniform gives
+
+
+@pytest.fixture(scope="module")
+def weights() -> np.ndarray:
+    """Some words have no weight: the first, the last, a whole block."""
+    rng = np.random.default_rng(0)
+    weights = rng.exponential(size=WORDS).astype(np.float32) ** 3
+    weights[rng.random(WORDS) < 0.3] = 0
+    weights[0] = weights[-1] = 0
+    weights[_BLOCK : 2 * _BLOCK] = 0
+    return weights
+
+
+def draw(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    return np.asarray(pick(np.broadcast_to(weights, (len(uniform), WORDS)), uniform))
+
+
+def test_words_come_as_often_as_their_weights_say(weights):
+    n = 20_000
+    uniform = np.random.default_rng(1).random((n, 2), np.float32)
+    counts = np.bincount(draw(weights, uniform), minlength=WORDS)
+    expected = n * weights / weights.sum()
+    assert not counts[weights == 0].any()
+    often = expected > 5
+    chi_squared = ((counts - expected) ** 2 / np.maximum(expected, 1e-9))[often].sum()
+    assert abs(chi_squared / often.sum() - 1) < 0.5  # its mean is 1 for the right distribution
+
+
+@pytest.mark.parametrize("first", [0.0, HIGHEST])
+@pytest.mark.parametrize("second", [0.0, HIGHEST])
+def test_a_word_without_weight_is_not_drawn_at_the_ends(weights, first, second):
+    (word,) = draw(weights, np.array([[first, second]], np.float32))
+    assert weights[word] > 0
+    block = np.flatnonzero(weights.reshape(-1)[: 2 * _BLOCK] if first == 0 else weights)
+    if first == 0:
+        assert word == (block[0] if second == 0 else block[block < _BLOCK][-1])
+    else:
+        assert word == (block[block >= 2 * _BLOCK][0] if second == 0 else block[-1])
+
+
+def test_a_share_that_rounds_up_to_the_whole_stays_inside():
+    """1 - 2^-23 of this sum rounds to the sum itself, which no place passes."""
+    weights = np.array([[2.0**-149, 0.0, 0.0]], np.float32)
+    assert int(_invert(weights, np.array([HIGHEST]))[0]) == 0
