@@ -306,11 +306,12 @@ def _pick(weights: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def _invert(weights: jax.Array, uniform: jax.Array) -> jax.Array:
-    """The place in `weights[N, M]` at which their running sum passes a share `uniform[N]` of it."""
+    """The place in `weights[N, M]` at which their running sum passes a share `uniform[N]` of it.
+
+    It has a weight, as `uniform` is at most 1 - 2^-23, whose product with a sum stays below it.
+    """
     total = jnp.cumsum(weights, axis=1)
-    # A share that rounds up to the whole would pass every place, those without weight included.
-    share = jnp.minimum(uniform * total[:, -1], jnp.nextafter(total[:, -1], 0.0))
-    return jnp.argmax(total > share[:, None], axis=1)
+    return jnp.argmax(total > (uniform * total[:, -1])[:, None], axis=1)
 
 
 def _kept(scores: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
