@@ -37,7 +37,7 @@ from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.init import freeze, init_weights
 from orbit_jax.rl import sampler
 from orbit_jax.rl.advantages import group_relative
-from orbit_jax.rl.batch import make_batch
+from orbit_jax.rl.batch import Bucket, make_batch
 from orbit_jax.rl.losses import ppo_clip
 from orbit_jax.rl.rollouts import Rollouts, admit_prompts, clear
 from orbit_jax.rl.train_state import TrainState, init_state
@@ -270,7 +270,8 @@ def grow(rows: int, tokens: int, experts: int, layers: int) -> dict:
     it = subject(config, model, base)
     sampling = Sampling(it, rows, tokens // 2, tokens // 2)
     sample_seconds = timed(lambda: sampling.run(tokens // 2))
-    batch = make_batch(it.model, sampling.rollouts(), np.arange(rows) % 2, 1, (rows * tokens,))
+    bucket = Bucket(rows * tokens, rows * (tokens // 2))
+    batch = make_batch(it.model, sampling.rollouts(), np.arange(rows) % 2, 1, (bucket,))
     step, facts = compiled(
         it.programs.ppo_step, it.programs.step, base, it.state, batch, ppo_clip, group_relative
     )
