@@ -13,7 +13,8 @@ from orbit_jax.runs.metrics import read_metrics
 from orbit_jax.runs.record import Recorder
 
 BATCH_FIELDS = (
-    *("sampled", "logprobs", "rewards", "groups", "truncated", "temperature", "fingerprint"),
+    *("sampled", "scored", "logprobs", "rewards", "groups", "truncated", "temperature"),
+    "fingerprint",
 )
 FACTS = {"base_hash": "abc", "base_bytes": 1, "adapter_bytes": 1}
 METRICS = {
