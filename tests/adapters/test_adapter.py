@@ -164,7 +164,7 @@ def test_the_gradient_reaches_every_layer_and_expert_weight():
 def test_the_gradient_equals_the_one_through_dequantised_weights():
     """Which are ordinary arrays, with layers computed again in the backward pass."""
     stream, origin = rows().stream(size=6 * 64)
-    run = toy.training_gradient(toy.MOE, True, quick=True)
+    run = toy.training_gradient(dataclasses.replace(toy.MOE, remat=True), quick=True)
     args = (plain(base()), toy.make_adapter(base()), stream, rows().temperature(origin))
     for ours, reference in zip(
         jax.tree.leaves(gradient()), jax.tree.leaves(run(*args)[1]), strict=True
