@@ -105,7 +105,7 @@ def test_the_quick_setting_writes_the_report(tmp_path):
 @pytest.mark.parametrize(
     ("mistake", "sentence"),
     [
-        (["--base", "nowhere.gguf"], "--base=nowhere.gguf: no such file"),
+        (["--base", "nowhere.gguf"], "nowhere.gguf is missing: check the path"),
         (["--quick", "--ours-set", "slots"], "--ours-set slots: expected name=value"),
         (["--quick", "--repeats", "0"], "0 must be a whole number above 0"),
     ],
