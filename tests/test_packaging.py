@@ -55,7 +55,7 @@ def test_both_kinds_of_machine_get_the_same_jax_and_its_jaxlib():
 def test_what_runs_import_is_required(folder):
     required = pins("requirements-common.txt") | pins("requirements-cpu.txt")
     packages = metadata.packages_distributions()
-    local = {path.stem for path in (ROOT / folder).rglob("*.py")} | {"orbit_jax", "configs"}
+    local = {path.stem for path in (ROOT / folder).rglob("*")} | {"orbit_jax", "configs"}
     for name in imported(folder) - local - set(sys.stdlib_module_names):
         distributions = {normal(package) for package in packages.get(name, [name])}
         assert distributions & required.keys(), f"{folder} imports {name}: require its package"
@@ -75,7 +75,7 @@ def test_the_makefile_has_every_promised_target():
 
 def test_every_script_that_the_makefile_runs_is_there():
     scripts = re.findall(r"\S+/bin/python (\S+\.py)", MAKEFILE)
-    assert len(scripts) == 6
+    assert len(scripts) == 7
     assert [script for script in scripts if not (ROOT / script).is_file()] == []
 
 
