@@ -130,7 +130,8 @@ def draw(cases: Mapping[str, Mapping], rival: str, path: Path) -> None:
         axes.grid(axis="y", color=FAINT, linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.axes[0].legend(frameon=False)
+    handles = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=2, frameon=False)
     figure.savefig(path)
 
 
@@ -208,7 +209,12 @@ def measure(
             **{name: os.environ[name] for name in OPENMP if name in os.environ},
             "load_average": [*load, os.getloadavg()[0]],
         },
-        "settings": settings | {"set": own, "repeats": arguments.repeats},
+        "settings": {
+            **{name: told for name, told in settings.items() if name != "prompt_ids"},
+            "base": arguments.base or SMOLLM2,
+            "set": own,
+            "repeats": arguments.repeats,
+        },
         "facts": facts,
         "cases": cases,
     }
