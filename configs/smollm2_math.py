@@ -8,9 +8,9 @@ Variant (`configs/smollm2_math.py:test`):
   test    two small steps
 Cost, on two CPU cores: eleven minutes, 4.3 GB of memory.
 Expected, of 500 held-out problems, seeds 0, 1, 2: greedy 43% -> 86%, 85%, 96%, at temperature 1
-15-19% -> 86%, 85%, 94%; log-prob gap exactly 0 at every step. A third is what naming any of the three
-numbers would earn: what is learned is first to answer at all (untrained samples ramble), then to
-compare.
+15-19% -> 86%, 85%, 94%; log-prob gap exactly 0 at every step. A third is what naming any of the
+three numbers would earn: what is learned is first to answer at all (untrained samples ramble),
+then to compare.
 """
 
 from ml_collections import ConfigDict
