@@ -40,7 +40,15 @@ def run(
     startup.set_up_jax(config)
     advantage_fn = advantage_fn or ADVANTAGES[config.ppo.advantage]
     sampler, ppo, task = config.sampler, config.ppo, config.task
-    data = load_data(task)
+    data = load_data(
+        task.jsonl,
+        task.data_seed,
+        task.train_problems,
+        task.heldout_problems,
+        task.unseen_problems,
+        task.difficulties,
+        task.unseen_difficulty,
+    )
     frozen = startup.load(config)
     base, tokenizer = frozen.base, frozen.tokenizer
     math = MathTask(Grader(task.grader_workers, task.grader_max_seconds), task.system)

@@ -301,9 +301,12 @@ def _validate(config: Config) -> None:
         "a group-relative advantage needs at least 2 samples a prompt; raise it, or use "
         'ppo.advantage="gae"',
     )
+    # Of a full micro-batch, whose prompts are held once a group.
+    sampler = config.sampler
+    tokens_per_row = sampler.max_prompt_tokens / sampler.group_size + sampler.max_completion_tokens
     require(
         config.ppo.token_buckets[-1:] == (1.0,)
-        and all(share * config.num_slots >= 2 for share in config.ppo.token_buckets)
+        and all(share * tokens_per_row >= 2 for share in config.ppo.token_buckets)
         and max(config.ppo.token_buckets) == 1,
         "ppo.token_buckets",
         "must be shares of at least 2 tokens a row; the last is 1.0, which holds any batch",

@@ -221,6 +221,7 @@ class _Memory:
 def _estimate(config: Config, model: ModelConfig) -> _Memory:
     item = 2  # bf16
     positions = config.decoded_rows * config.num_slots
+    # What one layer's backward pass keeps, per token: inputs and outputs of its matmuls.
     width = 6 * model.hidden_size + 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
     experts = model.top_k * model.expert_size if any(model.sparse) else 0
     width += 4 * max(experts, 0 if all(model.sparse) else model.intermediate_size)

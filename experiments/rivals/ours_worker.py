@@ -9,7 +9,7 @@ import numpy as np
 from worker import CASES, counted, lengths_of, serve
 
 from orbit_jax import mesh, parity, startup
-from orbit_jax.config import from_config_dict
+from orbit_jax.config import Config, from_config_dict
 from orbit_jax.rl import sampler
 from orbit_jax.rl.advantages import group_relative
 from orbit_jax.rl.batch import make_batch, token_buckets
@@ -86,7 +86,7 @@ class Contestant:
         return {"logprob_gap": float(jax.device_get(metrics)["parity/max_abs_diff"])}
 
 
-def config_of(settings: dict, case: str) -> object:
+def config_of(settings: dict, case: str) -> Config:
     """The run's configuration that a case amounts to."""
     return from_config_dict(
         {

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from orbit_jax import mesh
 from orbit_jax.model.config import ModelConfig
-from orbit_jax.model.stream import regroup
+from orbit_jax.model.stream import inverse, regroup
 from orbit_jax.quant.matmul import contract, dot, matmul, over_rows
 from orbit_jax.quant.qtensor import QTensor, dequantize
 
@@ -38,22 +38,26 @@ def score(
         computing the logits once more.
     """
 
-    def every_row(base: dict, hidden: jax.Array, *given: jax.Array):
+    def every_row(
+        base: dict,
+        hidden: jax.Array,
+        targets: jax.Array,
+        temperature: jax.Array,
+        places: jax.Array | None,
+    ):
         n = hidden.shape[0]
-        places, rows = given[-1], (hidden, *given[:-1])
         if places is not None:
-            back = jnp.full(n, len(places)).at[places].set(jnp.arange(len(places)), mode="drop")
-            rows = (
-                regroup(hidden, places, back[:, None]),
-                *(jnp.take(x, places, mode="clip") for x in rows[1:]),
+            hidden = regroup(hidden, places, inverse(places, n)[:, None])
+            targets, temperature = (
+                jnp.take(x, places, mode="clip") for x in (targets, temperature)
             )
         head = _head(base)
         if entropy_gradient or not isinstance(head, QTensor):
             chunk = jax.checkpoint(functools.partial(_score, head))
         else:
             chunk = functools.partial(_frozen_score, head)
-        size = config.head_chunk if rows[0].shape[0] > config.head_chunk else 0
-        out = over_rows(chunk, config.tile or size, *rows)
+        size = config.head_chunk if hidden.shape[0] > config.head_chunk else 0
+        out = over_rows(chunk, config.tile or size, hidden, targets, temperature)
         if places is not None:
             out = tuple(jnp.zeros(n, x.dtype).at[places].set(x, mode="drop") for x in out)
         return out

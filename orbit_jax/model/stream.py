@@ -109,15 +109,13 @@ def lay_out(config: ModelConfig, stream: Stream, kv_heads: int) -> Layout:
     step = step % chunk
     row_of_block = jnp.searchsorted(end, jnp.arange(blocks), side="right").clip(max=b - 1)
 
-    token_of_query = _inverse(
-        jnp.where(valid, block * chunk + step, blocks * chunk), blocks * chunk
-    )
+    token_of_query = inverse(jnp.where(valid, block * chunk + step, blocks * chunk), blocks * chunk)
     query_positions = jnp.take(positions, token_of_query, mode="fill", fill_value=0)
     query = _per_head(valid, block, step, blocks, chunk, kv_heads)
     return Layout(
         token_of_slot=token_of_slot,
         slots_of_token=slots_of_token,
-        token_of_query=_inverse(query, blocks * kv_heads * chunk),
+        token_of_query=inverse(query, blocks * kv_heads * chunk),
         query_of_token=query[:, None],
         row_of_block=row_of_block,
         query_positions=query_positions.reshape(blocks, chunk),
@@ -129,7 +127,7 @@ def _slots(stream: Stream, kv_heads: int) -> tuple[jax.Array, jax.Array]:
     """`token_of_slot` and `slots_of_token` of a stream."""
     b, s = stream.num_rows, stream.num_slots
     own = _per_head(stream.valid, stream.rows, stream.positions, b, s, kv_heads)
-    token_of_slot = _inverse(own, b * kv_heads * s)
+    token_of_slot = inverse(own, b * kv_heads * s)
     if stream.prefix is None:
         return token_of_slot, own[:, None]
     first = _first_positions(stream)
@@ -187,7 +185,7 @@ def _regroup_backward(back: jax.Array, g: jax.Array) -> tuple:
 regroup.defvjp(lambda x, take, back: (regroup(x, take, back), back), _regroup_backward)
 
 
-def _inverse(places: jax.Array, size: int) -> jax.Array:
+def inverse(places: jax.Array, size: int) -> jax.Array:
     """For [N] distinct places in [0, size), the index that holds each; N where none does."""
     n = places.shape[0]
     return jnp.full(size, n, jnp.int32).at[places].set(jnp.arange(n, dtype=jnp.int32), mode="drop")

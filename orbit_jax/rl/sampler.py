@@ -18,15 +18,14 @@ from orbit_jax import mesh
 from orbit_jax.adapters.adapter import Adapter, fingerprint
 from orbit_jax.model.attention import Cache, empty_cache
 from orbit_jax.model.config import ModelConfig
-from orbit_jax.model.head import log_softmax_at, logits, temper, with_head
+from orbit_jax.model.head import with_head
 from orbit_jax.model.stream import Stream
 from orbit_jax.model.transformer import apply
-from orbit_jax.quant.matmul import over_rows
+from orbit_jax.rl.draw import draw, row_keys
 
 STOP_REASONS = ("running", "eos", "length", "tool", "idle")
 RUNNING, EOS, LENGTH, TOOL, IDLE = range(len(STOP_REASONS))
 NO_STOP = -1  # fills unused places of stop_ids
-_BLOCK = 256  # of the vocabulary, about the square root of a large one
 
 
 @struct.dataclass
@@ -151,7 +150,7 @@ def sample(
     mark = fingerprint(adapter.params) if adapter else jnp.uint32(0)
     adapter = adapter.cast(jnp.dtype(config.compute_dtype)) if adapter else None
     state = _admit(config, base, adapter, state.replace(fingerprint=mark), incoming)
-    keys = _row_keys(state.controls.noise_ids)
+    keys = row_keys(state.controls.noise_ids)
     b, s = state.tokens.shape
     slots = jnp.arange(b)
 
@@ -174,7 +173,7 @@ def sample(
         hidden, cache, _ = apply(config, base, adapter, stream, state.cache)
         token, logprob = with_head(
             config,
-            functools.partial(_draw, config.tile, filters),
+            functools.partial(draw, config.tile, filters),
             base,
             hidden,
             keys,
@@ -247,82 +246,3 @@ def _copy_rows(cache: Cache, slots: jax.Array, source: jax.Array) -> Cache:
         return jax.tree.map(one, cache)
 
     return lax.fori_loop(0, source.shape[0], copy_row, cache)
-
-
-def _row_keys(noise_ids: jax.Array) -> jax.Array:
-    """Key data [B, 2] of each row's noise, from (seed, step, prompt, sample) alone."""
-
-    def key(ids: jax.Array) -> jax.Array:
-        folded = functools.reduce(jax.random.fold_in, ids[1:], jax.random.key(ids[0]))
-        return jax.random.key_data(folded)
-
-    return jax.vmap(key)(noise_ids)
-
-
-def _draw(tile: int, filters: bool, base: dict, *rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Draws the tokens [N] that come at `positions`; returns them and their log-probs."""
-    return over_rows(functools.partial(_draw_rows, base, filters), tile, *rows)
-
-
-def _draw_rows(
-    base: dict,
-    filters: bool,
-    hidden: jax.Array,
-    keys: jax.Array,
-    positions: jax.Array,
-    temperature: jax.Array,
-    top_k: jax.Array,
-    top_p: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    raw = logits(base, hidden)
-    greedy = temperature <= 0
-    scale = jnp.where(greedy, 1.0, temperature)
-    scores = temper(raw, scale)
-    if filters:
-        scores = jnp.where(_kept(scores, top_k, top_p), scores, -jnp.inf)
-
-    def noise(key: jax.Array, position: jax.Array) -> jax.Array:
-        key = jax.random.fold_in(jax.random.wrap_key_data(key), position)
-        return jax.random.uniform(key, (2,))
-
-    weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
-    drawn = _pick(weights, jax.vmap(noise)(keys, positions))
-    token = jnp.where(greedy, jnp.argmax(scores, axis=-1), drawn).astype(jnp.int32)
-    return token, log_softmax_at(raw, token, scale)[0]
-
-
-def _pick(weights: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Draws an index with probability proportional to `weights[N, V]`, from `uniform[N, 2]`.
-
-    First a block of the vocabulary, then a place in it: two random numbers a token, where noise on
-    every logit would need V of them (a quarter of the time of a decode step), and sums short enough
-    that f32 does not lose unlikely tokens.
-    """
-    n, v = weights.shape
-    blocks = jnp.pad(weights, ((0, 0), (0, -v % _BLOCK))).reshape(n, -1, _BLOCK)
-    block = _invert(blocks.sum(axis=-1), uniform[:, 0])
-    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    return block * _BLOCK + _invert(inside, uniform[:, 1])
-
-
-def _invert(weights: jax.Array, uniform: jax.Array) -> jax.Array:
-    """The place in `weights[N, M]` at which their running sum passes a share `uniform[N]` of it.
-
-    It has a weight, as `uniform` is at most 1 - 2^-23, whose product with a sum stays below it.
-    """
-    total = jnp.cumsum(weights, axis=1)
-    return jnp.argmax(total > (uniform * total[:, -1])[:, None], axis=1)
-
-
-def _kept(scores: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
-    """[N, V] bool: the top_k highest, and the fewest highest whose probability reaches top_p.
-
-    Scores equal to the lowest one kept are kept as well.
-    """
-    ranked = jnp.sort(scores, axis=-1, descending=True)
-    k = jnp.where(top_k > 0, top_k, scores.shape[-1]).clip(max=scores.shape[-1])
-    kth = jnp.take_along_axis(ranked, k[:, None] - 1, axis=-1)
-    probabilities = jax.nn.softmax(jnp.where(ranked >= kth, ranked, -jnp.inf), axis=-1)
-    before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    lowest = jnp.where(before < top_p[:, None], ranked, ranked[:, :1]).min(axis=-1, keepdims=True)
-    return scores >= jnp.maximum(kth, lowest)

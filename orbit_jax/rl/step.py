@@ -263,12 +263,12 @@ def _forward(
     base: dict,
     adapter: Adapter | None,
     stream: Stream,
-    scored: jax.Array,
+    scored: jax.Array | None,
     temperature: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Log-probs and entropies [N], standing at the tokens that they are of, and expert loads.
 
-    They are 0 where not `scored`.
+    They are 0 where not `scored` (see `Batch`; None scores all).
     """
     hidden, _, load = apply(config.model, base, adapter, stream)
     # Rows are contiguous: the target of a token is its right neighbour, and what was computed for

@@ -10,28 +10,34 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from orbit_jax.config import TaskConfig
 from orbit_jax.tasks.grading import Grader
 from orbit_jax.tasks.jsonl import load_jsonl, split_heldout
-from orbit_jax.tasks.problems import MathData, Problem, generate_problems
+from orbit_jax.tasks.problems import (
+    TRAINED_DIFFICULTIES,
+    UNSEEN_DIFFICULTY,
+    MathData,
+    Problem,
+    generate_problems,
+)
 
 
-def load_data(task: TaskConfig) -> MathData:
+def load_data(
+    jsonl: str,
+    seed: int,
+    train: int,
+    heldout: int,
+    unseen: int,
+    difficulties: Sequence[str] = TRAINED_DIFFICULTIES,
+    unseen_difficulty: str = UNSEEN_DIFFICULTY,
+) -> MathData:
     """The problems of a run: those of a JSONL file where one is named, else generated ones.
 
-    Of a file all problems are used that are not held out, and at most `heldout_problems` others.
+    Of a file all problems are used that are not held out, and at most `heldout` of the others.
     """
-    if task.jsonl:
-        data = split_heldout(load_jsonl(task.jsonl))
-        return replace(data, heldout=data.heldout[: task.heldout_problems])
-    return generate_problems(
-        task.data_seed,
-        task.train_problems,
-        task.heldout_problems,
-        task.unseen_problems,
-        task.difficulties,
-        task.unseen_difficulty,
-    )
+    if jsonl:
+        data = split_heldout(load_jsonl(jsonl))
+        return replace(data, heldout=data.heldout[:heldout])
+    return generate_problems(seed, train, heldout, unseen, difficulties, unseen_difficulty)
 
 
 def problems_of_step(

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from orbit_jax.rl.sampler import _BLOCK, _pick
+from orbit_jax.rl.draw import _BLOCK, _pick
 
 WORDS = 3 * _BLOCK - 100  # the last block is not full
 pick = jax.jit(_pick)

@@ -9,7 +9,7 @@ import pytest
 from lab import Lab, prompts
 
 from orbit_jax.model.stream import Stream
-from orbit_jax.rl import sampler
+from orbit_jax.rl import draw, sampler
 from orbit_jax.rl.packing import pack
 from orbit_jax.rl.rollouts import Rollouts, admit_prompts
 from orbit_jax.rl.sampler import EOS, IDLE, LENGTH, RUNNING, TOOL, Incoming, SamplerState
@@ -314,13 +314,13 @@ def test_finished_slots_are_refilled_while_others_go_on(toy, adapter):
 
 def test_decoding_stops_when_all_rows_have(toy, adapter, monkeypatch):
     drawn = []
-    real = sampler._draw
+    real = sampler.draw
 
     def counting(*args):
         jax.debug.callback(lambda: drawn.append(1))
         return real(*args)
 
-    monkeypatch.setattr(sampler, "_draw", counting)
+    monkeypatch.setattr(sampler, "draw", counting)
     sample = functools.partial(toy.jit(sampler.sample, "config"), toy.model, toy.base)
     state = toy.empty(8)
     incoming = admit(toy, state, prompts(5), noise_ids(5), max_completion_tokens=6)
@@ -432,7 +432,7 @@ def test_greedy_takes_the_likeliest_and_reports_temperature_one(toy, adapter, te
         assert len({tuple(sampled.completion(i)) for i in rows}) == 1
 
 
-kept_by = jax.jit(sampler._kept)
+kept_by = jax.jit(draw._kept)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from orbit_jax.config import TaskConfig
 from orbit_jax.tasks import grading
 from orbit_jax.tasks.math import MathTask, load_data
 from orbit_jax.tasks.problems import Problem
@@ -24,15 +23,8 @@ def test_a_system_message_goes_before_text_but_into_no_chat():
     assert task.messages(Problem("a", chat, "2")) == list(chat)
 
 
-def test_the_data_are_of_the_difficulties_that_the_config_names():
-    task = TaskConfig(
-        train_problems=20,
-        heldout_problems=5,
-        unseen_problems=5,
-        difficulties=("2x2", "max3x2"),
-        unseen_difficulty="max4x2",
-    )
-    data = load_data(task)
+def test_the_data_are_of_the_difficulties_that_are_named():
+    data = load_data("", 0, 20, 5, 5, ("2x2", "max3x2"), "max4x2")
     assert {p.difficulty for p in data.train + data.heldout} == {"2x2", "max3x2"}
     assert {p.difficulty for p in data.unseen} == {"max4x2"}
 
