@@ -13,9 +13,9 @@ lengths and machine, each in a process of its own that stays loaded. After one r
 not counted (it compiles; `first_seconds`) they alternate: ours, rival, ours, rival. Figures are
 medians; all single runs are kept. The rival's environment is made from `rivals/<name>.txt`. Choose
 a rival's settings to its advantage, such as `--rival-set dtype=bfloat16`; `rivals/*_worker.py` say
-which there are. One side stands still while the other runs. Rivals' OpenMP threads spin while they wait,
-which is faster on a machine that nobody else uses; elsewhere put `OMP_WAIT_POLICY=passive` before the
-command.
+which there are. One side stands still while the other runs. The rivals' OpenMP threads spin while
+they wait, which is faster on a machine that nobody else uses; elsewhere put
+`OMP_WAIT_POLICY=passive` before the command.
 
 Writes `bench.json`, `bench.md` and `bench.png` to `--out`. In `bench.json`, for each of `cases`,
 `ours` and `rival` have
