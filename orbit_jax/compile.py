@@ -16,8 +16,11 @@ _CPU: Options = {
     # An f32 value may not be kept where the program says bf16.
     "xla_allow_excess_precision": False,
     # The first pass would widen whole stacks of weights ahead of a loop; the second turns a bf16
-    # update of one row of a buffer into a round trip of the whole buffer through f32.
-    "xla_disable_hlo_passes": "while-loop-invariant-code-motion,float-normalization-bf16",
+    # update of one row of a buffer into a round trip of the whole buffer through f32; the third
+    # drops optimization barriers before fusion, which then makes operands of a gather many times.
+    "xla_disable_hlo_passes": (
+        "while-loop-invariant-code-motion,float-normalization-bf16,cse_barrier_expander"
+    ),
     # Each dot is a library call of its own; otherwise reductions and exp are absorbed into kernels
     # whose result depends on the shape.
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",

@@ -18,7 +18,7 @@ from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter
 from orbit_jax.model.attention import Cache
 from orbit_jax.model.config import MeshShape, ModelConfig
 from orbit_jax.model.stream import Stream
-from orbit_jax.quant.qtensor import QTensor
+from orbit_jax.quant.qtensor import QTensor, Unstacked
 
 P = PartitionSpec
 _REPLICATED = ("embed_tokens", "lm_head", "norm", "gate", "q_norm", "k_norm")
@@ -82,12 +82,14 @@ def weight_spec(path: tuple[str, ...]) -> P:
 def base_specs(base: dict) -> dict:
     """Partition specs with the structure of `base`; a QTensor's fields share its weight's spec."""
 
-    def leaf(path: tuple, node: QTensor | jax.Array) -> QTensor | P:
+    def leaf(path: tuple, node: QTensor | Unstacked | jax.Array) -> QTensor | Unstacked | P:
         names = tuple(k.key for k in path if isinstance(k, jax.tree_util.DictKey))
         spec = weight_spec(names)
-        return jax.tree.map(lambda _: spec, node) if isinstance(node, QTensor) else spec
+        if isinstance(node, Unstacked):
+            spec = P(*spec[1:])
+        return jax.tree.map(lambda _: spec, node)
 
-    is_weight = lambda node: isinstance(node, QTensor)  # noqa: E731
+    is_weight = lambda node: isinstance(node, QTensor | Unstacked)  # noqa: E731
     return jax.tree_util.tree_map_with_path(leaf, base, is_leaf=is_weight)
 
 
@@ -110,8 +112,8 @@ def shards_heads(config: ModelConfig) -> bool:
 
 
 def cache_specs(config: ModelConfig, cache: Cache | None) -> Cache | None:
-    """Of keys and values `[L, B, K, S, hd]`."""
-    spec = P(None, "data", "tensor" if shards_heads(config) else None)
+    """Of keys and values `[L, B, S, K, hd]`."""
+    spec = P(None, "data", None, "tensor" if shards_heads(config) else None)
     return jax.tree.map(lambda _: spec, cache)
 
 

@@ -7,6 +7,7 @@ lie unused behind it; an online softmax over key blocks would give other bits.
 
 import functools
 import itertools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +16,17 @@ from flax import struct
 from jax import lax
 
 from orbit_jax.model.config import ModelConfig
-from orbit_jax.model.stream import Layout, Stream, regroup
+from orbit_jax.model.stream import MIN_QUERY_ROWS, Layout, Stream, regroup
 from orbit_jax.quant.matmul import over_rows
 from orbit_jax.quant.qtensor import round_to
 
 _MAX_SCORE_BYTES = 64 << 20  # f32 scores that may exist at one time
+_MIN_PART, _MAX_PARTS = 16, 4  # rows that decoding takes together, and how many such parts
 
 
 @struct.dataclass
 class Cache:
-    """Keys and values of all layers, `[L, B, K, S, head_dim]` in the compute dtype."""
+    """Keys and values of all layers, `[L, B, S, K, head_dim]` in the compute dtype."""
 
     keys: jax.Array
     values: jax.Array
@@ -32,7 +34,7 @@ class Cache:
 
 def empty_cache(config: ModelConfig, num_rows: int, num_slots: int) -> Cache:
     """A cache of zeros (stale slots must stay finite: they are multiplied by a weight of 0)."""
-    shape = (config.num_layers, num_rows, config.num_kv_heads, num_slots, config.head_dim)
+    shape = (config.num_layers, num_rows, num_slots, config.num_kv_heads, config.head_dim)
     zeros = functools.partial(jnp.zeros, shape, config.compute_dtype)
     return Cache(zeros(), zeros())
 
@@ -57,15 +59,14 @@ def write(
     cache: Cache, layer: jax.Array, stream: Stream, keys: jax.Array, values: jax.Array
 ) -> Cache:
     """Puts `keys, values[N, K, head_dim]` at their (row, position); padding is dropped."""
-    at = (layer, jnp.where(stream.valid, stream.rows, stream.num_rows), slice(None))
+    at = (layer, jnp.where(stream.valid, stream.rows, stream.num_rows), stream.positions)
     return Cache(
-        cache.keys.at[(*at, stream.positions)].set(keys, mode="drop"),
-        cache.values.at[(*at, stream.positions)].set(values, mode="drop"),
+        cache.keys.at[at].set(keys, mode="drop"), cache.values.at[at].set(values, mode="drop")
     )
 
 
 def by_slot(layout: Layout, stream: Stream, x: jax.Array) -> jax.Array:
-    """`x[N, K, head_dim]` laid out as the cache does it: `[B, K, S, head_dim]`."""
+    """`x[N, K, head_dim]` laid out for `attend`: `[B, K, S, head_dim]`."""
     n, kv, dim = x.shape
     out = regroup(x.reshape(n * kv, dim), layout.token_of_slot, layout.slots_of_token)
     return out.reshape(stream.num_rows, kv, stream.num_slots, dim)
@@ -75,21 +76,74 @@ def attend_cached(
     config: ModelConfig, layout: Layout, q: jax.Array, cache: Cache, layer: jax.Array
 ) -> jax.Array:
     """`attend` over a layer of the cache, of which only what the longest row fills is read."""
+    decode = layout.row_of_block is None
 
-    def over(window: int, q: jax.Array, cache: Cache) -> jax.Array:
+    def over(window: int, q: jax.Array, *held: jax.Array) -> jax.Array:
         """Slots behind the window are empty for all rows: reading them would change no bit."""
-        _, rows, heads, _, dim = cache.keys.shape
-        size = (1, rows, heads, window, dim)
-        held = (
-            lax.dynamic_slice(c, (layer, 0, 0, 0, 0), size)[0] for c in (cache.keys, cache.values)
-        )
-        return attend(config, layout, q, *held, trained=False)
 
-    windows = _windows(cache.keys.shape[3])
+        def read(first: int, count: int) -> tuple[jax.Array, ...]:
+            def one(x: jax.Array) -> jax.Array:
+                size = (1, count, window, *x.shape[3:])
+                return lax.dynamic_slice(x, (layer, first, 0, 0, 0), size)[0]
+
+            return tuple(one(x) for x in held)
+
+        if decode:
+            return _decode(q, layout.query_positions, window, read)
+        own = (x.swapaxes(1, 2) for x in read(0, held[0].shape[1]))
+        # The barrier makes it a copy: a dot with a transposed operand has other bits.
+        return attend(config, layout, q, *lax.optimization_barrier(tuple(own)), trained=False)
+
+    windows = _windows(cache.keys.shape[2])
     if len(windows) == 1:
-        return over(windows[0], q, cache)
-    branch = jnp.searchsorted(jnp.array(windows), layout.slots_used)
-    return lax.switch(branch, [functools.partial(over, w) for w in windows], q, cache)
+        return over(windows[0], q, cache.keys, cache.values)
+    window = jnp.searchsorted(jnp.array(windows), layout.slots_used)
+    branches = [functools.partial(over, w) for w in windows]
+    return lax.switch(window, branches, q, cache.keys, cache.values)
+
+
+def _windows(num_slots: int) -> list[int]:
+    """Numbers of slots that are compiled: powers of two from 128, and all.
+
+    A short cache has no conditional, whose branches XLA:CPU runs on one core.
+    """
+    short = itertools.takewhile(lambda w: w < num_slots, (128 << i for i in itertools.count()))
+    return [*short, num_slots]
+
+
+def _decode(q: jax.Array, positions: jax.Array, window: int, read: Callable) -> jax.Array:
+    """`attend` with one query a row, `q[B, H, hd]`; `read(first, count)` gives rows of the cache.
+
+    In parts: XLA:CPU runs a batch of dots on one core, and independent batches beside each other.
+    """
+    rows, heads, _ = q.shape
+    size = max(_MIN_PART, -(-rows // _MAX_PARTS))
+    at_once = max(1, _MAX_SCORE_BYTES // (4 * heads * window))
+    if at_once < size:
+        return over_rows(_one_query, at_once, q, *read(0, rows), positions)
+    parts = [(first, min(size, rows - first)) for first in range(0, rows, size)]
+    return jnp.concatenate(
+        [_one_query(q[i : i + n], *read(i, n), positions[i : i + n]) for i, n in parts]
+    )
+
+
+def _one_query(q: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array) -> jax.Array:
+    """`q[N, H, hd]` of N rows over their `keys, values[N, S, K, hd]`: `[N, H*hd]`.
+
+    All heads of a row in one dot, with queries that are zero at the other heads' places: exact, and
+    cheaper than a dot for each kv head, whose few queries would have to be padded.
+    """
+    n, heads, dim = q.shape
+    _, slots, kv, _ = keys.shape
+    own = jnp.arange(heads)[:, None] // (heads // kv) == jnp.arange(kv)  # [H, K]
+    wide = jnp.where(own[:, :, None], q[:, :, None, :], 0).reshape(n, heads, kv * dim)
+    wide = jnp.pad(wide, ((0, 0), (0, max(MIN_QUERY_ROWS - heads, 0)), (0, 0)))
+    keys, values = (x.reshape(n, slots, kv * dim) for x in (keys, values))
+    seen = jnp.arange(slots) <= positions[:, :, None]
+    weights = _weights(_batched(wide, keys, (2, 2)) * (dim**-0.5), seen, q.dtype)
+    out = _batched(weights, values, (2, 1))[:, :heads].reshape(n, kv, -1, kv, dim)
+    out = jnp.stack([out[:, k, :, k] for k in range(kv)], axis=1)
+    return round_to(out, q.dtype).reshape(n, heads * dim)
 
 
 def attend(
@@ -110,14 +164,8 @@ def attend(
     kv = keys.shape[1]
     blocks, chunk = layout.query_positions.shape
     group = heads // kv
-    decode = layout.row_of_block is None
-    if decode:
-        q = jnp.pad(
-            q.reshape(n, kv, group, dim), ((0, 0), (0, 0), (0, (chunk - 1) * group), (0, 0))
-        )
-    else:
-        q = regroup(q.reshape(n * kv, group * dim), layout.token_of_query, layout.query_of_token)
-        q = q.reshape(blocks, kv, chunk * group, dim)
+    q = regroup(q.reshape(n * kv, group * dim), layout.token_of_query, layout.query_of_token)
+    q = q.reshape(blocks, kv, chunk * group, dim)
 
     at_once = 1 if config.tile else max(1, _MAX_SCORE_BYTES // (4 * heads * chunk * keys.shape[2]))
     if at_once < blocks and trained:
@@ -129,19 +177,13 @@ def attend(
         own = (_of_rows(x, rows).astype(q.dtype) for x in (keys, values))
         return jax.vmap(_block)(q, *own, positions)
 
-    if decode and at_once >= blocks:
-        out = jax.vmap(_block)(q, keys, values, layout.query_positions)
-    else:
-        rows = jnp.arange(blocks) if decode else layout.row_of_block
-        out = over_rows(
-            lambda *part: several(*part, keys, values),
-            at_once if at_once < blocks else 0,
-            q,
-            layout.query_positions,
-            rows,
-        )
-    if decode:
-        return out[:, :, :group].reshape(n, heads * dim)
+    out = over_rows(
+        lambda *part: several(*part, keys, values),
+        at_once if at_once < blocks else 0,
+        q,
+        layout.query_positions,
+        layout.row_of_block,
+    )
     out = out.reshape(blocks * kv * chunk, group * dim)
     out = regroup(out, layout.query_of_token[:, 0], layout.token_of_query[:, None])
     return out.reshape(n, heads * dim)
@@ -163,23 +205,23 @@ def _of_rows_backward(residual: tuple, g: jax.Array) -> tuple:
 _of_rows.defvjp(lambda x, rows: (_of_rows(x, rows), (rows, x[..., :0])), _of_rows_backward)
 
 
-def _windows(num_slots: int) -> list[int]:
-    """Numbers of slots that are compiled: powers of two from 64, and all."""
-    short = itertools.takewhile(lambda w: w < num_slots, (64 << i for i in itertools.count()))
-    return [*short, num_slots]
-
-
 def _block(q: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array) -> jax.Array:
     """One block of queries `q[K, M, hd]` of one row over `keys, values[K, S, hd]`; M = C * H/K."""
     per_position = q.shape[1] // positions.shape[0]
     seen = jnp.arange(keys.shape[1]) <= jnp.repeat(positions, per_position)[:, None]  # [M, S]
-    highest = lax.Precision.HIGHEST if q.dtype == jnp.float32 else lax.Precision.DEFAULT
-    batched = functools.partial(
-        lax.dot_general, precision=highest, preferred_element_type=jnp.float32
-    )
-    scores = batched(q, keys, (((2,), (2,)), ((0,), (0,)))) * (q.shape[-1] ** -0.5)
+    weights = _weights(_batched(q, keys, (2, 2)) * (q.shape[-1] ** -0.5), seen, q.dtype)
+    return round_to(_batched(weights, values, (2, 1)), q.dtype)
+
+
+def _weights(scores: jax.Array, seen: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Softmax over the last dimension of those scores that are seen, rounded to `dtype`."""
     scores = jnp.where(seen, scores, -1e30)
     weights = jnp.exp(scores - lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
-    weights = weights / weights.sum(axis=-1, keepdims=True)
-    out = batched(round_to(weights, q.dtype), values, (((2,), (1,)), ((0,), (0,))))
-    return round_to(out, q.dtype)
+    return round_to(weights / weights.sum(axis=-1, keepdims=True), dtype)
+
+
+def _batched(a: jax.Array, b: jax.Array, dims: tuple[int, int]) -> jax.Array:
+    """A product per index of the first dimension, contracted over `dims`, in f32."""
+    highest = lax.Precision.HIGHEST if a.dtype == jnp.float32 else lax.Precision.DEFAULT
+    numbers = (((dims[0],), (dims[1],)), ((0,), (0,)))
+    return lax.dot_general(a, b, numbers, highest, preferred_element_type=jnp.float32)

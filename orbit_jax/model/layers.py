@@ -9,7 +9,7 @@ from jax import lax
 
 from orbit_jax.adapters.adapter import Adapter, at
 from orbit_jax.quant.matmul import matmul
-from orbit_jax.quant.qtensor import QTensor, round_to
+from orbit_jax.quant.qtensor import QTensor, Unstacked, round_to
 
 # What these make on the way is made again in a backward pass: keeping it, in f32, would be most of
 # the memory of a training step.
@@ -26,7 +26,7 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float, dtype: jnp.dtype) -> j
 
 def linear(
     x: jax.Array,
-    weight: QTensor | jax.Array,
+    weight: QTensor | Unstacked | jax.Array,
     index: Sequence[jax.Array | int],
     adapter: Adapter | None,
     *names: str,

@@ -15,7 +15,7 @@ from jax import lax
 
 from orbit_jax.model.config import ModelConfig
 
-_MIN_QUERY_ROWS = 8  # attention's dots have fewer rows than the kernels are stable for
+MIN_QUERY_ROWS = 8  # attention's dots have fewer rows than the kernels are stable for
 _MIN_BLOCK = 16  # queries of a row that are taken together, and what larger blocks are multiples of
 
 
@@ -62,16 +62,15 @@ class Layout:
     Attributes:
       token_of_slot: [B*K*S] index n*K + k of each slot's token and head, N*K where there is none.
       slots_of_token: [N*K, 1 + max_sharers] the inverse: places in all rows that read the token.
-      token_of_query: [blocks*K*C] the same for the query places; None in decode, where token b is
-        the first query of block b.
-      query_of_token: [N*K, 1] the inverse, or None.
-      row_of_block: [blocks], or None in decode, where block b belongs to row b.
+      token_of_query: [blocks*K*C] the same for the query places.
+      query_of_token: [N*K, 1] the inverse.
+      row_of_block: [blocks]; None where token b is the only query of row b, and with it the above.
       query_positions: [blocks, C], 0 where there is no query.
       slots_used: scalar, slots up to and including the last that any token of the stream sees.
     """
 
-    token_of_slot: jax.Array
-    slots_of_token: jax.Array
+    token_of_slot: jax.Array | None
+    slots_of_token: jax.Array | None
     token_of_query: jax.Array | None
     query_of_token: jax.Array | None
     row_of_block: jax.Array | None
@@ -82,24 +81,20 @@ class Layout:
 def lay_out(config: ModelConfig, stream: Stream, kv_heads: int) -> Layout:
     """Computes the index arrays of a stream.
 
-    Queries of one row are taken in blocks of C: in decode each row's one query, padded to a block;
-    else rows cut into blocks that are short against a row, as each row's last one is part empty.
+    Queries of one row are taken in blocks of C that are short against a row, as each row's last one
+    is part empty. Decoding needs no blocks, unless by tiles, which are to be the same everywhere.
     """
     n, b, s = stream.tokens.shape[0], stream.num_rows, stream.num_slots
     valid, positions = stream.valid, stream.positions
-    smallest = math.ceil(_MIN_QUERY_ROWS / config.queries_per_kv)
+    used = jnp.where(valid, positions + 1, 0).max()
+    if stream.decode and not config.tile:
+        return Layout(None, None, None, None, None, positions[:, None], used)
     if config.tile:
+        smallest = math.ceil(MIN_QUERY_ROWS / config.queries_per_kv)
         chunk = max(smallest, config.tile // config.queries_per_kv)
-    elif stream.decode:
-        chunk = smallest
     else:
         chunk = max(_MIN_BLOCK, min(config.query_chunk, s // 8 // _MIN_BLOCK * _MIN_BLOCK))
     token_of_slot, slots_of_token = _slots(stream, kv_heads)
-    used = jnp.where(valid, positions + 1, 0).max()
-    if stream.decode:
-        padding = jnp.zeros((b, chunk - 1), positions.dtype)
-        query_positions = jnp.concatenate([positions[:, None], padding], axis=1)
-        return Layout(token_of_slot, slots_of_token, None, None, None, query_positions, used)
     row, first = jnp.where(valid, stream.rows, b), _first_positions(stream)
     count = jax.ops.segment_sum(jnp.ones_like(row), row, b + 1)[:b]
     end = jnp.cumsum(-(-count // chunk))  # blocks of rows up to and including this one

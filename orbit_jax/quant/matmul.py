@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from orbit_jax.quant.qtensor import QTensor, dequantize, select
+from orbit_jax.quant.qtensor import QTensor, Unstacked, dequantize, select
 
 # Kernels for very few rows or columns sum in another order (seen: gemv below 2 rows on AVX2; on AMX
 # narrow tiles below 8 rows, and for the 1 or 2 rows that 17, 33 or 66 leave over; outputs narrower
@@ -58,35 +58,48 @@ def contract(a: jax.Array, b: jax.Array, dims: tuple[int, int]) -> jax.Array:
 
 
 def matmul(
-    x: jax.Array, w: QTensor | jax.Array, index: Sequence[jax.Array | int] = ()
+    x: jax.Array, w: QTensor | Unstacked | jax.Array, index: Sequence[jax.Array | int] = ()
 ) -> jax.Array:
     """`x[N, in]` times the weight at `index` of the stack `w[..., out, in]`: `[N, out]` in f32.
 
     A `QTensor` is frozen: the gradient flows to `x` alone. A plain array is an ordinary trainable
     weight (the tiny base is pretrained that way through the same forward pass).
     """
-    if isinstance(w, QTensor):
+    if isinstance(w, QTensor | Unstacked):
         return _frozen_matmul(x, w, tuple(index))
     return dot(x, w[tuple(index)].astype(x.dtype))
 
 
 @jax.custom_vjp
-def _frozen_matmul(x: jax.Array, q: QTensor, index: tuple) -> jax.Array:
-    return dot(x, dequantize(select(q, index), x.dtype))
+def _frozen_matmul(x: jax.Array, q: QTensor | Unstacked, index: tuple) -> jax.Array:
+    return _with_weight(dot, x, q, index)
 
 
-def _forward(x: jax.Array, q: QTensor, index: tuple) -> tuple[jax.Array, tuple]:
+def _forward(x: jax.Array, q: QTensor | Unstacked, index: tuple) -> tuple[jax.Array, tuple]:
     # An empty slice of x carries its dtype to the backward pass at no cost.
     return _frozen_matmul(x, q, index), (x[:0], q, index)
 
 
 def _backward(residual: tuple, g: jax.Array) -> tuple:
     x, q, index = residual
-    w = dequantize(select(q, index), x.dtype)
-    return contract(g.astype(x.dtype), w, (1, 0)).astype(x.dtype), None, None
+    g = g.astype(x.dtype)
+    moved = _with_weight(lambda g, w: contract(g, w, (1, 0)), g, q, index)
+    return moved.astype(x.dtype), None, None
 
 
 _frozen_matmul.defvjp(_forward, _backward)
+
+
+def _with_weight(fn: Callable, x: jax.Array, q: QTensor | Unstacked, index: tuple) -> jax.Array:
+    """`fn(x, w)` with the weight at `index` widened to the dtype of x."""
+    if isinstance(q, QTensor):
+        return fn(x, dequantize(select(q, index), x.dtype))
+    layer, *rest = index
+
+    def branch(i: int) -> Callable:
+        return lambda x, layers: _with_weight(fn, x, layers[i], tuple(rest))
+
+    return lax.switch(layer, [branch(i) for i in range(len(q.layers))], x, q.layers)
 
 
 def over_rows(fn: Callable, tile: int, *arrays: jax.Array):

@@ -51,7 +51,7 @@ class QTensor:
       codes: `[..., out, in/2]` uint8 for 4 bits (the low nibble is the even element),
         `[..., out, in/2 + in/4]` uint8 for 6 bits (the low nibbles as for 4 bits, then the high two
         bits of each code, four a byte, lowest first), `[..., out, in]` uint8 for 8 bits, else the
-        bits of a float as uint16 or uint32.
+        bits of a float as uint16 or uint32 (in a working copy the floats themselves).
       scales: `[..., out, in/G]` bits of `scale_dtype`, or a `QTensor` of that shape where they are
         themselves quantised (GGUF's K-quants); None for plain floats.
       offset: zero codes of asymmetric formats, packed like the codes but along `out`:
@@ -153,12 +153,34 @@ def take_rows(q: QTensor, rows: jax.Array) -> QTensor:
     return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), q)
 
 
-def working_copy(q: QTensor) -> QTensor:
-    """The same weight with its bf16 values as bits: faster to read, up to four times as large.
+@struct.dataclass
+class Unstacked:
+    """A stack of weights with an array of its own for each layer.
+
+    A matmul then reads its weight where it lies. Out of a stack it would be copied first: as much
+    memory traffic again as reading it, in every step of a decoding loop.
+    """
+
+    layers: tuple[QTensor, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Logical shape of the stack, `[L, ..., out, in]`."""
+        return (len(self.layers), *self.layers[0].shape)
+
+
+def working_copy(q: QTensor) -> QTensor | Unstacked:
+    """The same weight in bf16 and unstacked: faster to read, up to four times as large.
 
     Dequantising is element-wise, so a product with the copy has the bits of one with the codes.
+    Weights that are floats already keep their type.
     """
-    return q if FORMATS[q.format].zero is None else from_float(dequantize(q, jnp.bfloat16))
+    if FORMATS[q.format].zero is not None:
+        q = from_float(dequantize(q, jnp.bfloat16))
+    q = q.replace(codes=lax.bitcast_convert_type(q.codes, jnp.dtype(FORMATS[q.format].float_dtype)))
+    if q.codes.ndim == 2:
+        return q
+    return Unstacked(tuple(select(q, (layer,)) for layer in range(q.codes.shape[0])))
 
 
 def from_float(x: np.ndarray | jax.Array) -> QTensor:

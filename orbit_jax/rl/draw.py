@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from orbit_jax.model.head import log_softmax_at, logits, temper
 from orbit_jax.quant.matmul import over_rows
@@ -49,7 +50,9 @@ def _draw_rows(
 
     weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
     drawn = _pick(weights, jax.vmap(noise)(keys, positions))
-    token = jnp.where(greedy, jnp.argmax(scores, axis=-1), drawn).astype(jnp.int32)
+    token = lax.cond(
+        greedy.any(), lambda s, d: jnp.where(greedy, _highest(s), d), lambda s, d: d, scores, drawn
+    )
     return token, log_softmax_at(raw, token, scale)[0]
 
 
@@ -60,11 +63,31 @@ def _pick(weights: jax.Array, uniform: jax.Array) -> jax.Array:
     every logit would need V of them (a quarter of the time of a decode step), and sums short enough
     that f32 does not lose unlikely tokens.
     """
-    n, v = weights.shape
-    blocks = jnp.pad(weights, ((0, 0), (0, -v % _BLOCK))).reshape(n, -1, _BLOCK)
+    blocks = _in_blocks(weights, 0.0)
     block = _invert(blocks.sum(axis=-1), uniform[:, 0])
-    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    return block * _BLOCK + _invert(inside, uniform[:, 1])
+    return block * _BLOCK + _invert(_block_at(blocks, block), uniform[:, 1])
+
+
+def _highest(scores: jax.Array) -> jax.Array:
+    """The first index of the highest of `scores[N, V]`, [N] int32.
+
+    By blocks as well: an argmax over all of it takes as long as the head's matmul.
+    """
+    blocks = _in_blocks(scores, -jnp.inf)
+    block = jnp.argmax(blocks.max(axis=-1), axis=-1)
+    return block * _BLOCK + jnp.argmax(_block_at(blocks, block), axis=-1)
+
+
+def _in_blocks(x: jax.Array, filler: float) -> jax.Array:
+    """`[N, V]` as `[N, blocks, _BLOCK]`."""
+    n, v = x.shape
+    padded = jnp.pad(x, ((0, 0), (0, -v % _BLOCK)), constant_values=filler)
+    return padded.reshape(n, -1, _BLOCK)
+
+
+def _block_at(blocks: jax.Array, index: jax.Array) -> jax.Array:
+    """Block `index[n]` of each row."""
+    return jnp.take_along_axis(blocks, index[:, None, None], axis=1)[:, 0]
 
 
 def _invert(weights: jax.Array, uniform: jax.Array) -> jax.Array:

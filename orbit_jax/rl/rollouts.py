@@ -16,7 +16,7 @@ from orbit_jax.rl.sampler import EOS, IDLE, NO_STOP, RUNNING, Controls, Incoming
 
 # Shares of a full house for which prompts are processed: groups of a few long rows, one prompt a
 # row, and the worst case.
-_SHARES = (1 / 32, 1 / 4, 1.0)
+_SHARES = (1 / 32, 1 / 8, 1 / 4, 1.0)
 _REFILL_EVERY = 32  # decoded tokens: a call, and a slot that idles for half of them, cost less
 
 

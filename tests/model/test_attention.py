@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import toy
 
-from orbit_jax.model.attention import attend, by_slot, rope_angles, rotate
+from orbit_jax.model.attention import Cache, attend, attend_cached, by_slot, rope_angles, rotate
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.stream import Stream, lay_out, regroup
 
@@ -48,7 +48,24 @@ def attention(config: ModelConfig, queries: Stream, q, everything: Stream, k, v)
     return attend(config, lay_out(config, queries, 2), q, keys, values)
 
 
-program = toy.programs.jit(attention, toy.programs.options("fast"), static_argnames=("config",))
+def decoding(config: ModelConfig, queries: Stream, q, everything: Stream, k, v) -> jax.Array:
+    """The same for one query a row, with a cache; rows are repeated until there is one for each."""
+    layout = lay_out(config, everything, 2)
+    copies = queries.num_rows // everything.num_rows
+
+    def held(x: jax.Array) -> jax.Array:
+        slots = by_slot(layout, everything, x).swapaxes(1, 2)
+        return jnp.tile(slots, (copies, 1, 1, 1))[None]
+
+    cache = Cache(held(k), held(v))
+    return attend_cached(config, lay_out(config, queries, 2), q, cache, jnp.int32(0))
+
+
+def jit(fn):
+    return toy.programs.jit(fn, toy.programs.options("fast"), static_argnames=("config",))
+
+
+program, decode_program = jit(attention), jit(decoding)
 
 
 def reference(config: ModelConfig, stream: Stream, q, k, v) -> np.ndarray:
@@ -94,8 +111,9 @@ def test_gradients_through_blocks_equal_those_through_whole_rows():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("copies", [1, 14])  # 14: more rows than decoding takes in one part
 @pytest.mark.parametrize(("head_dim", "queries_per_kv"), [(16, 1), (64, 2), (80, 3), (128, 4)])
-def test_a_query_alone_has_the_bits_that_it_has_among_many(head_dim, queries_per_kv):
+def test_a_query_alone_has_the_bits_that_it_has_among_many(head_dim, queries_per_kv, copies):
     config = model(head_dim, queries_per_kv)
     stream = whole_rows()
     q, k, v = tensors(config, "bfloat16")
@@ -106,9 +124,10 @@ def test_a_query_alone_has_the_bits_that_it_has_among_many(head_dim, queries_per
             np.flatnonzero((stream.rows == b) & (stream.positions == t))[0]
             for b, t in enumerate(positions)
         ]
-        rows = np.arange(B, dtype=np.int32)
-        decode = Stream(rows, rows, positions, B, S, decode=True)
-        alone = program(config, decode, q[at], stream, k, v)
+        at = np.tile(at, copies)
+        rows = np.arange(len(at), dtype=np.int32)
+        decode = Stream(rows, rows, np.tile(positions, copies), len(at), S, decode=True)
+        alone = decode_program(config, decode, q[at], stream, k, v)
         np.testing.assert_array_equal(alone, together[at])
 
 

@@ -10,7 +10,7 @@ from jax import lax
 
 from orbit_jax import compile as programs
 from orbit_jax.quant.matmul import dot, matmul, over_rows
-from orbit_jax.quant.qtensor import QTensor, dequantize, from_float, working_copy
+from orbit_jax.quant.qtensor import QTensor, Unstacked, dequantize, from_float, working_copy
 from orbit_jax.quant.quantize import quantize
 
 ROWS = 128
@@ -137,6 +137,20 @@ def test_the_gradient_to_x_is_that_of_the_dequantised_weight(dtype, tolerance, r
     np.testing.assert_allclose(
         got.astype(np.float32), expected.astype(np.float32), rtol=0, atol=2 * tolerance * scale
     )
+
+
+def test_a_working_copy_of_a_stack_gives_the_same_products_and_gradients():
+    x, g = gaussian(6, 20, 64, dtype=jnp.bfloat16), gaussian(7, 20, 24)
+
+    def run(x: jax.Array, w: QTensor | Unstacked, index: tuple) -> tuple[jax.Array, jax.Array]:
+        y, backward = jax.vjp(lambda x: matmul(x, w, index), x)
+        return y, *backward(g)
+
+    copy = working_copy(stack())
+    for layer in range(2):
+        index = (np.int32(layer), np.int32(2))
+        for a, b in zip(*(jax.jit(run)(x, w, index) for w in (stack(), copy)), strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 def test_the_base_gets_no_gradient():

@@ -8,6 +8,7 @@ import pytest
 
 from orbit_jax.quant.qtensor import (
     QTensor,
+    Unstacked,
     dequantize,
     from_float,
     select,
@@ -134,10 +135,23 @@ def test_rows_of_a_quantised_embedding_are_read_packed():
 def test_a_working_copy_has_the_same_values(symmetric):
     q, values = draw(4, 5, 24, 8, symmetric, "bfloat16")
     copy = jax.jit(working_copy)(q)
-    assert copy.format == "bfloat16"
-    assert copy.nbytes == values.size * 2
-    np.testing.assert_array_equal(dequantize(copy, jnp.bfloat16), values.astype(ml_dtypes.bfloat16))
-    assert working_copy(copy) is copy
+    assert copy.shape == q.shape
+    assert {leaf.dtype for leaf in jax.tree.leaves(copy)} == {jnp.dtype("bfloat16")}
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(copy)) == values.size * 2
+    np.testing.assert_array_equal(widened(copy), values.astype(ml_dtypes.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_working_copy_of_floats_keeps_their_type(dtype):
+    values = jnp.asarray(np.random.default_rng(0).standard_normal((3, 4, 8)), dtype)
+    copy = working_copy(from_float(values))
+    assert {leaf.dtype for leaf in jax.tree.leaves(copy)} == {jnp.dtype(dtype)}
+    np.testing.assert_array_equal(widened(copy, dtype), values)
+
+
+def widened(copy: Unstacked, dtype=jnp.bfloat16) -> jax.Array:
+    """A stack of a working copy's layers."""
+    return jnp.stack([dequantize(layer, dtype) for layer in copy.layers])
 
 
 def draw_uneven(bits: int, nested: bool):
@@ -175,7 +189,7 @@ def test_minima_and_quantised_scales_equal_a_plain_decoder_bit_for_bit(bits, nes
     np.testing.assert_array_equal(dequantize(q, jnp.float32), values)
     np.testing.assert_array_equal(widen(q, jnp.float32), values)
     np.testing.assert_array_equal(widen(q, jnp.bfloat16), values.astype(ml_dtypes.bfloat16))
-    np.testing.assert_array_equal(dequantize(working_copy(q), jnp.bfloat16), widen(q, jnp.bfloat16))
+    np.testing.assert_array_equal(widened(working_copy(q)), widen(q, jnp.bfloat16))
     read = jax.jit(lambda q, index: dequantize(select(q, index), jnp.float32))
     np.testing.assert_array_equal(read(q, (np.int32(1), np.int32(2))), values[1, 2])
     rows = jax.jit(lambda q, rows: dequantize(take_rows(q, rows), jnp.float32))
