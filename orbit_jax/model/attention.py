@@ -75,37 +75,36 @@ def by_slot(layout: Layout, stream: Stream, x: jax.Array) -> jax.Array:
 def attend_cached(
     config: ModelConfig, layout: Layout, q: jax.Array, cache: Cache, layer: jax.Array
 ) -> jax.Array:
-    """`attend` over a layer of the cache, of which only what the longest row fills is read."""
-    decode = layout.row_of_block is None
+    """`attend` over a layer of the cache, of which only what the longest row fills is read.
 
-    def over(window: int, q: jax.Array, *held: jax.Array) -> jax.Array:
-        """Slots behind the window are empty for all rows: reading them would change no bit."""
+    Decoding reads the stream's window, a prefill the first one of `cache_windows` that suffices.
+    """
 
-        def read(first: int, count: int) -> tuple[jax.Array, ...]:
-            def one(x: jax.Array) -> jax.Array:
-                size = (1, count, window, *x.shape[3:])
-                return lax.dynamic_slice(x, (layer, first, 0, 0, 0), size)[0]
+    def read(window: int, first: int, count: int) -> tuple[jax.Array, jax.Array]:
+        def one(held: jax.Array) -> jax.Array:
+            size = (1, count, window, *held.shape[3:])
+            return lax.dynamic_slice(held, (layer, first, 0, 0, 0), size)[0]
 
-            return tuple(one(x) for x in held)
+        return one(cache.keys), one(cache.values)
 
-        if decode:
-            return _decode(q, layout.query_positions, window, read)
-        own = (x.swapaxes(1, 2) for x in read(0, held[0].shape[1]))
+    if layout.row_of_block is None:
+        read = functools.partial(read, layout.window)
+        return _decode(q, layout.query_positions, layout.window, read)
+
+    def over(window: int, q: jax.Array) -> jax.Array:
+        own = (x.swapaxes(1, 2) for x in read(window, 0, cache.keys.shape[1]))
         # The barrier makes it a copy: a dot with a transposed operand has other bits.
         return attend(config, layout, q, *lax.optimization_barrier(tuple(own)), trained=False)
 
-    windows = _windows(cache.keys.shape[2])
-    if len(windows) == 1:
-        return over(windows[0], q, cache.keys, cache.values)
-    window = jnp.searchsorted(jnp.array(windows), layout.slots_used)
-    branches = [functools.partial(over, w) for w in windows]
-    return lax.switch(window, branches, q, cache.keys, cache.values)
+    windows = cache_windows(cache.keys.shape[2])
+    branch = jnp.searchsorted(jnp.array(windows), layout.slots_used)
+    return lax.switch(branch, [functools.partial(over, w) for w in windows], q)
 
 
-def _windows(num_slots: int) -> list[int]:
-    """Numbers of slots that are compiled: powers of two from 128, and all.
+def cache_windows(num_slots: int) -> list[int]:
+    """Numbers of first slots for which reading a cache is compiled: powers of two, and all.
 
-    A short cache has no conditional, whose branches XLA:CPU runs on one core.
+    Slots behind a window are empty for all rows: reading them would change no bit.
     """
     short = itertools.takewhile(lambda w: w < num_slots, (128 << i for i in itertools.count()))
     return [*short, num_slots]

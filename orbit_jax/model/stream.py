@@ -30,6 +30,7 @@ class Stream:
       num_rows: B, static.
       num_slots: S, static: positions for which keys and values are kept.
       decode: static; token i is the only one of row i (or padding), so N = B.
+      window: static, in decode: no row has a token at or behind this slot; 0 for S.
       prefix: [B] int32 or None. The tokens of row b that are not in the stream, those before its
         first, are those of row `prefix[b]`: a group's prompt goes through the model once. A row
         that shares nothing names itself; one that is shared from does so too.
@@ -42,6 +43,7 @@ class Stream:
     num_rows: int = struct.field(pytree_node=False)
     num_slots: int = struct.field(pytree_node=False)
     decode: bool = struct.field(pytree_node=False, default=False)
+    window: int = struct.field(pytree_node=False, default=0)
     prefix: jax.Array | None = None
     max_sharers: int = struct.field(pytree_node=False, default=0)
 
@@ -67,6 +69,7 @@ class Layout:
       row_of_block: [blocks]; None where token b is the only query of row b, and with it the above.
       query_positions: [blocks, C], 0 where there is no query.
       slots_used: scalar, slots up to and including the last that any token of the stream sees.
+      window: static, at least `slots_used`.
     """
 
     token_of_slot: jax.Array | None
@@ -76,6 +79,7 @@ class Layout:
     row_of_block: jax.Array | None
     query_positions: jax.Array
     slots_used: jax.Array
+    window: int = struct.field(pytree_node=False)
 
 
 def lay_out(config: ModelConfig, stream: Stream, kv_heads: int) -> Layout:
@@ -88,7 +92,7 @@ def lay_out(config: ModelConfig, stream: Stream, kv_heads: int) -> Layout:
     valid, positions = stream.valid, stream.positions
     used = jnp.where(valid, positions + 1, 0).max()
     if stream.decode and not config.tile:
-        return Layout(None, None, None, None, None, positions[:, None], used)
+        return Layout(None, None, None, None, None, positions[:, None], used, stream.window or s)
     if config.tile:
         smallest = math.ceil(MIN_QUERY_ROWS / config.queries_per_kv)
         chunk = max(smallest, config.tile // config.queries_per_kv)
@@ -115,6 +119,7 @@ def lay_out(config: ModelConfig, stream: Stream, kv_heads: int) -> Layout:
         row_of_block=row_of_block,
         query_positions=query_positions.reshape(blocks, chunk),
         slots_used=used,
+        window=s,
     )
 
 

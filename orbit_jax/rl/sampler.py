@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from orbit_jax import mesh
 from orbit_jax.adapters.adapter import Adapter, fingerprint
-from orbit_jax.model.attention import Cache, empty_cache
+from orbit_jax.model.attention import Cache, cache_windows, empty_cache
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.head import with_head
 from orbit_jax.model.stream import Stream
@@ -154,11 +154,12 @@ def sample(
     b, s = state.tokens.shape
     slots = jnp.arange(b)
 
-    def unfinished(carry: tuple) -> jax.Array:
+    def unfinished(window: int, carry: tuple) -> jax.Array:
         steps, state = carry
-        return (steps < max_steps) & (state.status == RUNNING).any()
+        lengths = jnp.where(state.status == RUNNING, state.lengths, 0)
+        return (steps < max_steps) & (lengths > 0).any() & (lengths <= window).all()
 
-    def decode(carry: tuple) -> tuple:
+    def decode(window: int, carry: tuple) -> tuple:
         steps, state = carry
         controls, active = state.controls, state.status == RUNNING
         last = state.lengths - 1
@@ -169,6 +170,7 @@ def sample(
             num_rows=b,
             num_slots=s,
             decode=True,
+            window=window,
         )
         hidden, cache, _ = apply(config, base, adapter, stream, state.cache)
         token, logprob = with_head(
@@ -197,7 +199,12 @@ def sample(
         )
         return steps + 1, state
 
-    state = lax.while_loop(unfinished, decode, (jnp.int32(0), state))[1]
+    carry = (jnp.int32(0), state)
+    for window in cache_windows(s):
+        # A loop for each: the cost of a step follows the longest row, not the limit.
+        loop = (functools.partial(f, window) for f in (unfinished, decode))
+        carry = lax.while_loop(*loop, carry)
+    state = carry[1]
     return mesh.constrain(config, state, state_specs(config, state))
 
 

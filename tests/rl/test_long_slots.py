@@ -9,7 +9,7 @@ from orbit_jax.rl import rollouts, sampler
 from orbit_jax.rl.batch import Bucket, make_batch
 from orbit_jax.rl.rollouts import Rollouts
 
-SLOTS = 320  # windows of 64, 128, 256 and 320
+SLOTS = 320  # windows of 128, 256 and 320
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def generate(
 ) -> Rollouts:
     """Rollouts of one sample each; the cache holds NaN from slot `poisoned` on."""
     state = sampler.empty_state(toy.model, 8, num_slots, 4)
-    cache = jax.tree.map(lambda c: c.at[..., poisoned:, :].set(np.nan), state.cache)
+    cache = jax.tree.map(lambda c: c.at[:, :, poisoned:].set(np.nan), state.cache)
     state = state.replace(cache=cache)
     settings = {"max_completion_tokens": 8, "group_size": 1, "prompt_ids": None} | given
     out, _ = rollouts.generate(
