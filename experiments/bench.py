@@ -6,7 +6,7 @@
 
 Without `--rival`: the cases of this project alone, prefill and decode over batch sizes, a PPO step,
 compile times, bytes, the share of the machine's measured matmul rate, and how time and memory grow
-with batch, length, experts and layers (`bench_figures.py`).
+with batch, length, experts and layers (`bench_figures.py`, `bench_growth.py`).
 
 With `--rival trl|tunix|llamacpp|hf`: both sides run the same cases on the same base, prompts,
 lengths and machine, each in a process of its own that stays loaded. After one run of a case that is
@@ -38,7 +38,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench_figures import draw_growth, growth, own_figures, tables
+from bench_figures import own_figures, rates_table
+from bench_growth import draw_growth, growth, growth_table
 from rivals.contest import OPENMP, RIVALS, Worker, compete, rival_command
 from rivals.worker import CASES
 
@@ -226,7 +227,7 @@ def measure(
     else:
         report["figures"] = own_figures(settings, own["ours"], cases, arguments.quick)
         report["growth"] = growth(arguments.quick)
-        text += "\n\n" + tables(report["figures"], report["growth"])
+        text += "\n\n" + rates_table(report["figures"]) + "\n\n" + growth_table(report["growth"])
         draw_growth(report["growth"], picture)
     (arguments.out / "bench.json").write_text(json.dumps(report, indent=2))
     (arguments.out / "bench.md").write_text(text + "\n")

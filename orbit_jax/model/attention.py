@@ -88,7 +88,6 @@ def attend_cached(
         return one(cache.keys), one(cache.values)
 
     if layout.row_of_block is None:
-        read = functools.partial(read, layout.window)
         return _decode(q, layout.query_positions, layout.window, read)
 
     def over(window: int, q: jax.Array) -> jax.Array:
@@ -111,7 +110,7 @@ def cache_windows(num_slots: int) -> list[int]:
 
 
 def _decode(q: jax.Array, positions: jax.Array, window: int, read: Callable) -> jax.Array:
-    """`attend` with one query a row, `q[B, H, hd]`; `read(first, count)` gives rows of the cache.
+    """`attend` with one query a row, `q[B, H, hd]`; `read(window, first, count)` reads the cache.
 
     In parts: XLA:CPU runs a batch of dots on one core, and independent batches beside each other.
     """
@@ -119,10 +118,10 @@ def _decode(q: jax.Array, positions: jax.Array, window: int, read: Callable) -> 
     size = max(_MIN_PART, -(-rows // _MAX_PARTS))
     at_once = max(1, _MAX_SCORE_BYTES // (4 * heads * window))
     if at_once < size:
-        return over_rows(_one_query, at_once, q, *read(0, rows), positions)
+        return over_rows(_one_query, at_once, q, *read(window, 0, rows), positions)
     parts = [(first, min(size, rows - first)) for first in range(0, rows, size)]
     return jnp.concatenate(
-        [_one_query(q[i : i + n], *read(i, n), positions[i : i + n]) for i, n in parts]
+        [_one_query(q[i : i + n], *read(window, i, n), positions[i : i + n]) for i, n in parts]
     )
 
 
