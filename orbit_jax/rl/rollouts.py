@@ -14,8 +14,8 @@ from orbit_jax.model.stream import Stream
 from orbit_jax.rl.packing import largest_part, pack, sizes, smallest_fit
 from orbit_jax.rl.sampler import EOS, IDLE, NO_STOP, RUNNING, Controls, Incoming, SamplerState
 
-# Shares of a full house for which prompts are processed: groups of a few long rows, one prompt a
-# row, and the worst case.
+# Shares of a full house (all slots of all rows) for which prompts are processed: a refill of a few
+# rows, a prompt for every eighth and every fourth row or short ones for all, and the worst case.
 _SHARES = (1 / 32, 1 / 8, 1 / 4, 1.0)
 _REFILL_EVERY = 32  # decoded tokens: a call, and a slot that idles for half of them, cost less
 

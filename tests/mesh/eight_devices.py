@@ -13,6 +13,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 import numpy as np  # noqa: E402
 import toy  # noqa: E402
+from jax.sharding import NamedSharding  # noqa: E402
 
 from orbit_jax import mesh, parity  # noqa: E402
 from orbit_jax.adapters.adapter import LINEAR_LAYERS, attach  # noqa: E402
@@ -83,6 +84,18 @@ def decoded(name: str, data: int, tensor: int) -> np.ndarray:
     return toy.cached_table(config, *placed(config, name), rows(name), PROMPTS)
 
 
+def decoded_from_a_working_copy(name: str, data: int, tensor: int) -> np.ndarray:
+    config = on(name, data, tensor)
+    base, adapter = placed(config, name)
+    base = toy.with_working_copy(base)  # as a run makes it: of the base on the mesh
+    for leaf, spec in zip(
+        jax.tree.leaves(base), jax.tree.leaves(mesh.base_specs(base)), strict=True
+    ):
+        wanted = NamedSharding(mesh.build(config.mesh), spec)
+        assert leaf.sharding.is_equivalent_to(wanted, leaf.ndim), (leaf.shape, leaf.sharding, spec)
+    return toy.cached_table(config, base, adapter, rows(name), PROMPTS)
+
+
 def worst_gradient_error() -> float:
     """Largest error of any adapter weight's gradient, relative to the largest entry of it."""
     pairs = zip(gradient("moe")[1], gradient("moe", 2, 4)[1], strict=True)
@@ -148,6 +161,8 @@ def main() -> None:
     figures["moe 2x4 decoded"] = toy.largest_gap(one, decoded("moe", 2, 4))
     figures["dense 2x4"] = toy.largest_gap(full("dense"), full("dense", 2, 4))
     figures["dense 2x4 decoded"] = toy.largest_gap(full("dense"), decoded("dense", 2, 4))
+    copied = decoded_from_a_working_copy("moe", 2, 4)
+    figures["moe 2x4 decoded from a working copy"] = toy.largest_gap(one, copied)
     for data, tensor in ((8, 1), (2, 4)):
         figures[f"gate {data}x{tensor}"] = gate(data, tensor)
     figures["spread"] = float(np.nanstd(one))

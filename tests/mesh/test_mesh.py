@@ -21,6 +21,7 @@ from orbit_jax.quant.qtensor import from_float
         "moe 1x1 under a gradient",
         "moe 2x4 under a gradient",
         "moe 2x4 decoded",
+        "moe 2x4 decoded from a working copy",
         "dense 2x4",
         "dense 2x4 decoded",
     ],

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from orbit_jax.rl.draw import _BLOCK, _pick
+from orbit_jax.rl.draw import _BLOCK, _highest, _pick
 
 WORDS = 3 * _BLOCK - 100  # the last block is not full
 pick = jax.jit(_pick)
@@ -47,3 +47,12 @@ def test_a_word_without_weight_is_not_drawn_at_the_ends(weights, first, second):
         assert word == (block[0] if second == 0 else block[block < _BLOCK][-1])
     else:
         assert word == (block[block >= 2 * _BLOCK][0] if second == 0 else block[-1])
+
+
+@pytest.mark.parametrize("shift", [0.0, -100.0])  # -100: below what fills up the last block
+def test_the_highest_is_the_first_of_the_highest_in_all_blocks(shift):
+    rng = np.random.default_rng(2)
+    scores = rng.integers(-40, 40, (200, WORDS)).astype(np.float32) + shift
+    scores[:50, -1] = shift + 50  # alone, in the last block
+    scores[50:100, rng.random(WORDS) < 0.5] = -np.inf
+    np.testing.assert_array_equal(jax.jit(_highest)(scores), scores.argmax(axis=1))
