@@ -26,6 +26,7 @@ from orbit_jax.rl.train_state import TrainState
 
 RECIPES = ("fast", "tiles", "corrected")
 _ROUNDS = 4  # of sampling and training that a recipe must pass
+_SHARES = (1.0, 0.75, 0.5, 0.5)  # of the completion limit that a row may sample, by turns
 _NOISE = 0.05  # standard deviation of the gate's adapter; large, so that no token is certain
 
 
@@ -168,6 +169,9 @@ def measure(
         size = bucket.tokens
         per_row = min(size * config.ppo.micro_batches // config.rows, width)
         cut = [prompt[: max(per_row // 2, 1)] for prompt in prompts]
+        longest = min(per_row - max(map(len, cut)), limit)
+        # Rows end at different times, so that decoding goes through all its numbers of rows.
+        limits = [max(1, int(longest * _SHARES[row % len(_SHARES)])) for row in range(config.rows)]
         noisy = _perturbed(state, i)
         rollouts, slots = generate(
             programs.sample,
@@ -177,7 +181,7 @@ def measure(
             slots,
             cut,
             group_size=config.sampler.group_size,
-            max_completion_tokens=min(per_row - max(map(len, cut)), limit),
+            max_completion_tokens=limits,
             stop_ids=stop_ids,
             temperature=config.sampler.temperature,
             seed=config.seed,

@@ -21,7 +21,7 @@ from orbit_jax.quant.matmul import over_rows
 from orbit_jax.quant.qtensor import round_to
 
 _MAX_SCORE_BYTES = 64 << 20  # f32 scores that may exist at one time
-_MIN_PART, _MAX_PARTS = 16, 4  # rows that decoding takes together, and how many such parts
+_MIN_PART, _MAX_PARTS = 8, 4  # rows that decoding takes together, and how many such parts
 
 
 @struct.dataclass
@@ -80,18 +80,19 @@ def attend_cached(
     Decoding reads the stream's window, a prefill the first one of `cache_windows` that suffices.
     """
 
-    def read(window: int, first: int, count: int) -> tuple[jax.Array, jax.Array]:
-        def one(held: jax.Array) -> jax.Array:
-            size = (1, count, window, *held.shape[3:])
-            return lax.dynamic_slice(held, (layer, first, 0, 0, 0), size)[0]
+    def read(window: int, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def row(held: jax.Array, b: jax.Array) -> jax.Array:
+            size = (1, 1, window, *held.shape[3:])
+            return lax.dynamic_slice(held, (layer, b, 0, 0, 0), size)[0, 0]
 
-        return one(cache.keys), one(cache.values)
+        return tuple(jax.vmap(functools.partial(row, x))(rows) for x in (cache.keys, cache.values))
 
-    if layout.row_of_block is None:
-        return _decode(q, layout.query_positions, layout.window, read)
+    if layout.token_of_query is None:
+        of_rows = functools.partial(read, layout.window)
+        return _decode(q, layout.row_of_block, layout.query_positions, layout.window, of_rows)
 
     def over(window: int, q: jax.Array) -> jax.Array:
-        own = (x.swapaxes(1, 2) for x in read(window, 0, cache.keys.shape[1]))
+        own = (x.swapaxes(1, 2) for x in read(window, jnp.arange(cache.keys.shape[1])))
         # The barrier makes it a copy: a dot with a transposed operand has other bits.
         return attend(config, layout, q, *lax.optimization_barrier(tuple(own)), trained=False)
 
@@ -109,20 +110,24 @@ def cache_windows(num_slots: int) -> list[int]:
     return [*short, num_slots]
 
 
-def _decode(q: jax.Array, positions: jax.Array, window: int, read: Callable) -> jax.Array:
-    """`attend` with one query a row, `q[B, H, hd]`; `read(window, first, count)` reads the cache.
+def _decode(
+    q: jax.Array, rows: jax.Array, positions: jax.Array, window: int, read: Callable
+) -> jax.Array:
+    """`attend` with one query `q[N, H, hd]` for each of N rows; `read(rows)` reads the cache.
 
     In parts: XLA:CPU runs a batch of dots on one core, and independent batches beside each other.
     """
-    rows, heads, _ = q.shape
-    size = max(_MIN_PART, -(-rows // _MAX_PARTS))
+    n, heads, _ = q.shape
+
+    def part(q: jax.Array, rows: jax.Array, positions: jax.Array) -> jax.Array:
+        return _one_query(q, *read(rows), positions)
+
+    size = max(_MIN_PART, -(-n // _MAX_PARTS))
     at_once = max(1, _MAX_SCORE_BYTES // (4 * heads * window))
     if at_once < size:
-        return over_rows(_one_query, at_once, q, *read(window, 0, rows), positions)
-    parts = [(first, min(size, rows - first)) for first in range(0, rows, size)]
-    return jnp.concatenate(
-        [_one_query(q[i : i + n], *read(window, i, n), positions[i : i + n]) for i, n in parts]
-    )
+        return over_rows(part, at_once, q, rows, positions)
+    starts = range(0, n, size)
+    return jnp.concatenate([part(*(x[i : i + size] for x in (q, rows, positions))) for i in starts])
 
 
 def _one_query(q: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array) -> jax.Array:

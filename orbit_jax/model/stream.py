@@ -29,7 +29,7 @@ class Stream:
       positions: [N] int32 in [0, S); the tokens of a row have consecutive positions.
       num_rows: B, static.
       num_slots: S, static: positions for which keys and values are kept.
-      decode: static; token i is the only one of row i (or padding), so N = B.
+      decode: static; no row has more than one token, and the cache has those before it.
       window: static, in decode: no row has a token at or behind this slot; 0 for S.
       prefix: [B] int32 or None. The tokens of row b that are not in the stream, those before its
         first, are those of row `prefix[b]`: a group's prompt goes through the model once. A row
@@ -63,10 +63,11 @@ class Layout:
 
     Attributes:
       token_of_slot: [B*K*S] index n*K + k of each slot's token and head, N*K where there is none.
+        It and the next three are None where each token is a block of its own, in decoding.
       slots_of_token: [N*K, 1 + max_sharers] the inverse: places in all rows that read the token.
       token_of_query: [blocks*K*C] the same for the query places.
       query_of_token: [N*K, 1] the inverse.
-      row_of_block: [blocks]; None where token b is the only query of row b, and with it the above.
+      row_of_block: [blocks].
       query_positions: [blocks, C], 0 where there is no query.
       slots_used: scalar, slots up to and including the last that any token of the stream sees.
       window: static, at least `slots_used`.
@@ -76,7 +77,7 @@ class Layout:
     slots_of_token: jax.Array | None
     token_of_query: jax.Array | None
     query_of_token: jax.Array | None
-    row_of_block: jax.Array | None
+    row_of_block: jax.Array
     query_positions: jax.Array
     slots_used: jax.Array
     window: int = struct.field(pytree_node=False)
@@ -92,7 +93,8 @@ def lay_out(config: ModelConfig, stream: Stream, kv_heads: int) -> Layout:
     valid, positions = stream.valid, stream.positions
     used = jnp.where(valid, positions + 1, 0).max()
     if stream.decode and not config.tile:
-        return Layout(None, None, None, None, None, positions[:, None], used, stream.window or s)
+        rows = jnp.where(valid, stream.rows, 0)
+        return Layout(None, None, None, None, rows, positions[:, None], used, stream.window or s)
     if config.tile:
         smallest = math.ceil(MIN_QUERY_ROWS / config.queries_per_kv)
         chunk = max(smallest, config.tile // config.queries_per_kv)

@@ -7,6 +7,8 @@ tokens to process, then the last one to decode from.
 """
 
 import functools
+import itertools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +28,7 @@ from orbit_jax.rl.draw import draw, row_keys
 STOP_REASONS = ("running", "eos", "length", "tool", "idle")
 RUNNING, EOS, LENGTH, TOOL, IDLE = range(len(STOP_REASONS))
 NO_STOP = -1  # fills unused places of stop_ids
+_FEWEST_ROWS = 8  # decoding fewer at a time costs as much
 
 
 @struct.dataclass
@@ -151,39 +154,43 @@ def sample(
     adapter = adapter.cast(jnp.dtype(config.compute_dtype)) if adapter else None
     state = _admit(config, base, adapter, state.replace(fingerprint=mark), incoming)
     keys = row_keys(state.controls.noise_ids)
-    b, s = state.tokens.shape
+    (b, s), shards = state.tokens.shape, config.mesh.data
     slots = jnp.arange(b)
 
-    def unfinished(window: int, carry: tuple) -> jax.Array:
+    def unfinished(fewer: int, window: int, carry: tuple) -> jax.Array:
         steps, state = carry
-        lengths = jnp.where(state.status == RUNNING, state.lengths, 0)
-        return (steps < max_steps) & (lengths > 0).any() & (lengths <= window).all()
+        running = state.status == RUNNING
+        most = running.reshape(shards, -1).sum(axis=1).max()
+        fits = jnp.where(running, state.lengths, 0).max() <= window
+        return (steps < max_steps) & (most > fewer) & fits
 
-    def decode(window: int, carry: tuple) -> tuple:
+    def decode(rows: int, window: int, carry: tuple) -> tuple:
         steps, state = carry
         controls, active = state.controls, state.status == RUNNING
         last = state.lengths - 1
+        take, back = _running_first(active, shards, rows)
         stream = Stream(
-            tokens=jnp.take_along_axis(state.tokens, last[:, None], axis=1)[:, 0],
-            rows=jnp.where(active, slots, b),
-            positions=last,
+            tokens=take(jnp.take_along_axis(state.tokens, last[:, None], axis=1)[:, 0]),
+            rows=take(jnp.where(active, slots, b)),
+            positions=take(last),
             num_rows=b,
             num_slots=s,
             decode=True,
             window=window,
         )
         hidden, cache, _ = apply(config, base, adapter, stream, state.cache)
-        token, logprob = with_head(
+        drawn = with_head(
             config,
             functools.partial(draw, config.tile, filters),
             base,
             hidden,
-            keys,
-            state.lengths,
-            controls.temperature,
-            controls.top_k,
-            controls.top_p,
+            take(keys),
+            take(state.lengths),
+            take(controls.temperature),
+            take(controls.top_k),
+            take(controls.top_p),
         )
+        token, logprob = (back(x) for x in drawn)
         place = (slots, jnp.where(active, state.lengths, s))
         lengths = state.lengths + active
         hit = token[:, None] == controls.stop_ids
@@ -200,12 +207,37 @@ def sample(
         return steps + 1, state
 
     carry = (jnp.int32(0), state)
-    for window in cache_windows(s):
-        # A loop for each: the cost of a step follows the longest row, not the limit.
-        loop = (functools.partial(f, window) for f in (unfinished, decode))
-        carry = lax.while_loop(*loop, carry)
+    # A loop for each: the cost of a step follows the rows that run and the longest of them.
+    for rows, fewer in itertools.pairwise((*_row_counts(b // shards), 0)):
+        for window in cache_windows(s):
+            carry = lax.while_loop(
+                functools.partial(unfinished, fewer, window),
+                functools.partial(decode, rows, window),
+                carry,
+            )
     state = carry[1]
     return mesh.constrain(config, state, state_specs(config, state))
+
+
+def _row_counts(num_rows: int) -> list[int]:
+    """Numbers of rows (of each data shard) for which decoding is compiled: all, half, a quarter."""
+    counts = {max(num_rows // share, min(_FEWEST_ROWS, num_rows)) for share in (1, 2, 4)}
+    return sorted(counts, reverse=True)
+
+
+def _running_first(active: jax.Array, shards: int, rows: int) -> tuple[Callable, Callable]:
+    """Two functions: one takes `rows` slots of each shard, those that run before others, out of an
+    array `[B, ...]`; one puts what was computed for them back, with anything for the others.
+    """
+    order = jnp.argsort(~active.reshape(shards, -1), axis=1)
+    place = jnp.argsort(order, axis=1)
+
+    def by_shard(x: jax.Array, index: jax.Array) -> jax.Array:
+        take = functools.partial(jnp.take, axis=0, mode="clip")
+        out = jax.vmap(take)(x.reshape(shards, -1, *x.shape[1:]), index)
+        return out.reshape(-1, *x.shape[1:])
+
+    return lambda x: by_shard(x, order[:, :rows]), lambda x: by_shard(x, place)
 
 
 def _admit(

@@ -336,6 +336,50 @@ def test_decoding_stops_when_all_rows_have(toy, adapter, monkeypatch):
     np.testing.assert_array_equal(state.tokens, idle.tokens)
 
 
+@pytest.fixture(scope="module")
+def thinned(toy: Lab, adapter) -> Rollouts:
+    """Rows that end one after another, the first and the last slots not at the end."""
+    limits = [1 + (7 * row + 5) % Lab.rows for row in range(Lab.rows)]
+    out = toy.generate(adapter, stop_ids=(), max_completion_tokens=limits)
+    assert out.completion_lengths.tolist() == limits
+    return out
+
+
+def test_a_row_has_the_bits_that_it_has_while_all_run(toy, adapter, thinned):
+    whole = toy.generate(adapter, stop_ids=())
+    for row, length in enumerate(thinned.completion_lengths):
+        assert thinned.completion(row) == whole.completion(row)[:length]
+        drawn = thinned.sampled[row]
+        np.testing.assert_array_equal(thinned.logprobs[row, drawn], whole.logprobs[row, drawn])
+
+
+def test_only_as_many_rows_are_decoded_as_still_run(toy, adapter, monkeypatch):
+    decoded = []
+    real = sampler.draw
+
+    def counting(tile, filters, base, hidden, *rest):
+        jax.debug.callback(lambda: decoded.append(len(hidden)))
+        return real(tile, filters, base, hidden, *rest)
+
+    monkeypatch.setattr(sampler, "draw", counting)
+    sample = functools.partial(toy.jit(sampler.sample, "config"), toy.model, toy.base)
+    limits = [1] * 6 + [2] * 6 + [3] * 4 + [4] * 6 + [5] * 2
+    state = toy.empty()
+    incoming = admit(toy, state, prompts(24), noise_ids(24), max_completion_tokens=limits)
+    state = sample(adapter, state, incoming, np.int32(40))
+    jax.effects_barrier()
+    # 24, 18, 12, 8 and 2 rows run; 8 is the fewest that is compiled.
+    assert sorted(decoded, reverse=True) == [24, 24, 12, 8, 8]
+
+
+def test_rows_that_run_are_taken_from_each_shard_and_put_back():
+    active = jnp.array([0, 1, 0, 1, 1, 0, 0, 1], bool)
+    take, back = sampler._running_first(active, shards=2, rows=2)
+    taken = take(jnp.arange(8) * 10)
+    assert taken.tolist() == [10, 30, 40, 70]
+    assert back(taken)[active].tolist() == [10, 30, 40, 70]
+
+
 def test_the_memory_of_the_slots_is_used_again(toy, adapter):
     state = toy.empty()
     before = state.cache.keys.unsafe_buffer_pointer()
