@@ -129,7 +129,8 @@ def main() -> None:
         algo_config=grpo_learner.GRPOConfig(num_generations=samples, beta=0.0),
         reward_fns=lambda prompts, completions, **_: [i % 2 for i in range(len(completions))],
     )
-    adapter = sum(p.size for p in jax.tree.leaves(nnx.state(cluster.train_actor, nnx.LoRAParam)))
+    trained = nnx.state(cluster.actor_trainer.model, nnx.LoRAParam)
+    adapter = sum(p.size for p in jax.tree.leaves(trained))
     facts = {
         "weights": "random, of the base's shape",
         "dtype": settings.get("dtype", "float32"),
