@@ -67,7 +67,7 @@ class Layout:
       slots_of_token: [N*K, 1 + max_sharers] the inverse: places in all rows that read the token.
       token_of_query: [blocks*K*C] the same for the query places.
       query_of_token: [N*K, 1] the inverse.
-      row_of_block: [blocks].
+      row_of_block: [blocks] the row whose queries a block holds.
       query_positions: [blocks, C], 0 where there is no query.
       slots_used: scalar, slots up to and including the last that any token of the stream sees.
       window: static, at least `slots_used`.

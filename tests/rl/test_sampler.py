@@ -338,7 +338,7 @@ def test_decoding_stops_when_all_rows_have(toy, adapter, monkeypatch):
 
 @pytest.fixture(scope="module")
 def thinned(toy: Lab, adapter) -> Rollouts:
-    """Rows that end one after another, the first and the last slots not at the end."""
+    """Rows that end one after another, in an order that is not that of the slots."""
     limits = [1 + (7 * row + 5) % Lab.rows for row in range(Lab.rows)]
     out = toy.generate(adapter, stop_ids=(), max_completion_tokens=limits)
     assert out.completion_lengths.tolist() == limits
