@@ -92,7 +92,7 @@ def _check_tensors(file: GGUFFile, leaves: list[Leaf]) -> None:
             tensor = file.tensors[name]
             if tensor.shape != leaf.shape:
                 wrong.append(f"{name} has shape {list(tensor.shape)}, not {list(leaf.shape)}")
-            elif leaf.kind == "Norm" and not tensor.type.is_float:
+            elif leaf.kind == "Vector" and not tensor.type.is_float:
                 wrong.append(f"{name} has type {tensor.type.name}, not F32, F16 or BF16")
     faults = {
         "missing": sorted(expected - file.tensors.keys()),
@@ -141,7 +141,7 @@ def _load(
             stack[i] = field if rows is None else field[rows]
     stacks = [stack.reshape(*leaf.lead, *stack.shape[1:]) for stack in stacks]
     weight = jax.tree.unflatten(structure, stacks)
-    if leaf.kind == "Norm":
+    if leaf.kind == "Vector":
         return put(name, weight.codes.view(jnp.dtype(weight.format)))
 
     def place(path: tuple, field: np.ndarray) -> jax.Array:

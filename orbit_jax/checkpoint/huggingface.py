@@ -200,7 +200,7 @@ def _load(
 
     if scheme is None:
         weight = read("weight", lambda weight: weight)
-        if leaf.kind == "Norm":
+        if leaf.kind == "Vector":
             return put(name, weight)
         q = from_float(weight)
         return q.replace(codes=put(f"{name}.codes", q.codes))

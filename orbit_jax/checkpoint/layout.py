@@ -15,17 +15,24 @@ class Leaf:
     """One leaf of the base before its bytes are read.
 
     Attributes:
-      modules: module names in stack order, `prod(lead)` of them.
+      modules: module names in stack order, `prod(lead)` of them (of the layers alone if `fused`).
       lead: leading dimensions of the stack: `()`, `(layers,)` or `(layers, experts)`.
-      shape: shape of one module's weight, `(out, in)` or `(width,)`.
+      shape: shape of one weight, `(out, in)`, or of one vector, `(width,)`.
       kind: `Linear` and `Embedding` are what quantisation targets call them; a `Router` and a
-        `Norm` are never quantised.
+        `Vector` (norms, biases, sinks) are never quantised.
+      parameter: what the tensor is called in its module; all of a module's tensors have it as
+        their prefix, as `weight` and `weight_scale`.
+      fused: a module holds all experts of its layer, in tensors with a leading dimension E.
+      rows: `(start, step)` where a tensor interleaves the rows of several weights; None for all.
     """
 
     modules: tuple[str, ...]
     lead: tuple[int, ...]
     shape: tuple[int, ...]
     kind: str
+    parameter: str = "weight"
+    fused: bool = False
+    rows: tuple[int, int] | None = None
 
 
 def layout(config: ModelConfig) -> dict:
@@ -34,7 +41,7 @@ def layout(config: ModelConfig) -> dict:
     tree = {
         "embed_tokens": Leaf(("model.embed_tokens",), (), (vocab, width), "Embedding"),
         "layers": [],
-        "norm": Leaf(("model.norm",), (), (width,), "Norm"),
+        "norm": Leaf(("model.norm",), (), (width,), "Vector"),
     }
     if not config.tie_word_embeddings:
         tree["lm_head"] = Leaf(("lm_head",), (), (vocab, width), "Linear")
@@ -67,7 +74,7 @@ def _stack(config: ModelConfig, sparse: bool, layers: range) -> dict:
     }
     if config.qk_norm:
         for name in ("q_norm", "k_norm"):
-            attention[name] = leaf(f"self_attn.{name}", (config.head_dim,), "Norm")
+            attention[name] = leaf(f"self_attn.{name}", (config.head_dim,), "Vector")
     if sparse:
         inner = config.expert_size
         mlp = {
@@ -86,8 +93,8 @@ def _stack(config: ModelConfig, sparse: bool, layers: range) -> dict:
             "down_proj": leaf("mlp.down_proj", (width, inner)),
         }
     return {
-        "input_layernorm": leaf("input_layernorm", (width,), "Norm"),
-        "post_attention_layernorm": leaf("post_attention_layernorm", (width,), "Norm"),
+        "input_layernorm": leaf("input_layernorm", (width,), "Vector"),
+        "post_attention_layernorm": leaf("post_attention_layernorm", (width,), "Vector"),
         "self_attn": attention,
         "mlp": mlp,
     }

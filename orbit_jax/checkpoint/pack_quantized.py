@@ -175,7 +175,7 @@ def _scheme(weights: dict) -> Scheme:
 
 
 def _matches(target: str, module: str, kind: str) -> bool:
-    if kind in ("Router", "Norm"):
+    if kind in ("Router", "Vector"):
         return False
     if target.startswith("re:"):
         return re.match(target.removeprefix("re:"), module) is not None

@@ -1,5 +1,6 @@
 """What a model is: the facts of its architecture, read from a Hugging Face `config.json`."""
 
+import bisect
 import itertools
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ class ModelConfig:
 
     Attributes:
       sparse: for each layer, whether its feed-forward part is a mixture of experts.
+      splits: layers that begin a stack of their own since their weights are stored in another
+        format than those of the layer before.
       recipe: how equal log-probs are reached: `fast` (row-stable kernels) or `tiles` (fixed tiles).
       compute_dtype: `bfloat16`; `float32` is for checks against other implementations.
       tile_rows: rows of a tile under `tiles`.
@@ -52,6 +55,7 @@ class ModelConfig:
     top_k: int = 0
     expert_size: int = 0
     norm_topk_prob: bool = False
+    splits: tuple[int, ...] = ()
     recipe: str = "fast"
     compute_dtype: str = "bfloat16"
     tile_rows: int = 32
@@ -63,8 +67,9 @@ class ModelConfig:
 
     @property
     def stacks(self) -> tuple[tuple[bool, int], ...]:
-        """Runs of layers of one kind, in order: `(sparse, number of layers)`."""
-        return tuple((kind, len(list(run))) for kind, run in itertools.groupby(self.sparse))
+        """Runs of layers that are computed and stored alike: `(sparse, number of layers)`."""
+        alike = ((kind, bisect.bisect(self.splits, i)) for i, kind in enumerate(self.sparse))
+        return tuple((kind, len(list(run))) for (kind, _), run in itertools.groupby(alike))
 
     @property
     def tile(self) -> int:

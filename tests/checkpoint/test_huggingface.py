@@ -157,7 +157,7 @@ def test_loading_holds_the_base_and_little_besides(tmp_path: Path):
 
     def zeros(leaf: Leaf) -> QTensor | np.ndarray:
         plain = np.zeros((*leaf.lead, *leaf.shape), ml_dtypes.bfloat16)
-        return plain if leaf.kind == "Norm" else from_float(plain)
+        return plain if leaf.kind == "Vector" else from_float(plain)
 
     save_base(tmp_path, hf, jax.tree.map(zeros, layout(ModelConfig.from_hf(hf))))
     load_base(tmp_path)  # what JAX allocates once is not what is measured
