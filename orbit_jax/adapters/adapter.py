@@ -15,7 +15,20 @@ from jax.sharding import PartitionSpec
 
 Params = dict[str, jax.Array]
 
-LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# Of all families; a base has some of them.
+LINEAR_LAYERS = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "q_a_proj",
+    "q_b_proj",
+    "kv_a_proj_with_mqa",
+    "kv_b_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+)
 
 
 @runtime_checkable
@@ -49,35 +62,65 @@ class Method(Protocol):
 
 @struct.dataclass
 class Adapter:
-    """Parameters and the method that reads them.
+    """Parameters and the methods that read them.
 
     Attributes:
-      params: `{"layers": [stack, ...]}` like the base's, with method parameters at adapted weights.
-      method: static.
+      params: `{"layers": [stack, ...]}` like the base's, with method parameters at adapted weights;
+        after `below`, only what lies there.
+      method: static; of every weight that no override names.
+      overrides: static; `(target, method)`, targets matched as those of `attach`; of several that
+        match a weight the last one counts.
+      path: static; the module path inside a layer that `params` is rooted at.
     """
 
     params: dict
     method: Method = struct.field(pytree_node=False)
+    overrides: tuple[tuple[str, Method], ...] = struct.field(pytree_node=False, default=())
+    path: tuple[str, ...] = struct.field(pytree_node=False, default=())
+
+    def below(self, *names: str) -> "Adapter | None":
+        """The part under a module name, or None where nothing is attached."""
+        params = at(self.params, *names)
+        return self.replace(params=params, path=(*self.path, *names)) if params else None
+
+    def method_at(self, *names: str) -> Method:
+        """The method of the weight under `names`; without names, of the one at `path`."""
+        return method_of((*self.path, *names), self.method, self.overrides)
 
     def cast(self, dtype: jnp.dtype) -> "Adapter":
         """The copy that the forward pass sees, made once for a whole decoding loop."""
         return self.replace(params=jax.tree.map(lambda p: p.astype(dtype), self.params))
 
 
+def method_of(
+    path: tuple[str, ...], method: Method, overrides: tuple[tuple[str, Method], ...]
+) -> Method:
+    """The method of the weight at a module path: that of the last override that names it."""
+    return next((m for target, m in reversed(overrides) if _names(target, path)), method)
+
+
 def attach(
-    method: Method, key: jax.Array, base: dict, targets: tuple[str, ...] = LINEAR_LAYERS
+    method: Method,
+    key: jax.Array,
+    base: dict,
+    targets: tuple[str, ...] = LINEAR_LAYERS,
+    overrides: tuple[tuple[str, Method], ...] = (),
 ) -> Adapter:
     """Creates an adapter on every weight of `base` whose module name ends in a target.
 
     A target is matched by whole name components, never by substring: `gate_proj` matches
-    `mlp.gate_proj` and `mlp.experts.gate_proj`, `experts.gate_proj` only the latter.
+    `mlp.gate_proj` and `mlp.experts.gate_proj`, `experts.gate_proj` only the latter. The default,
+    `LINEAR_LAYERS`, means those of them that the base has.
+
+    `overrides` gives some of the weights methods of their own, named as targets are.
 
     Raises:
-      ValueError: for no target at all, one that matches no weight, or one that names the router.
+      ValueError: for no target at all, a target or an override that matches no weight, or one that
+        names the router.
     """
     if not targets:
         raise ValueError("adapter.targets is empty: name at least one linear layer")
-    unused = set(targets)
+    unused, unused_overrides = set(targets), {target for target, _ in overrides}
 
     def walk(tree: dict, path: tuple[str, ...]) -> dict:
         out = {}
@@ -87,7 +130,7 @@ def attach(
                 if below := walk(node, here):
                     out[name] = below
                 continue
-            hits = {t for t in targets if here[-len(t.split(".")) :] == tuple(t.split("."))}
+            hits = {t for t in targets if _names(t, here)}
             if hits and name == "gate":
                 raise ValueError(
                     f"adapter.targets={sorted(hits)} names the router {'.'.join(here)}: "
@@ -102,16 +145,27 @@ def attach(
                 unused.difference_update(hits)
                 nonlocal key
                 key, here_key = jax.random.split(key)
-                out[name] = method.init(here_key, node.shape)
+                out[name] = method_of(here, method, overrides).init(here_key, node.shape)
+                unused_overrides.difference_update(t for t, _ in overrides if _names(t, here))
         return out
 
     params = {"layers": [walk(stack, ()) for stack in base["layers"]]}
-    if unused:
+    if unused and (targets != LINEAR_LAYERS or unused == set(targets)):
         raise ValueError(
             f"adapter.targets: {sorted(unused)} match no weight of this base; the linear layers "
             f"are {LINEAR_LAYERS}"
         )
-    return Adapter(params=params, method=method)
+    if unused_overrides:
+        raise ValueError(
+            f"adapter.overrides: {sorted(unused_overrides)} match no adapted weight: name "
+            "weights that adapter.targets names too"
+        )
+    return Adapter(params=params, method=method, overrides=overrides)
+
+
+def _names(target: str, path: tuple[str, ...]) -> bool:
+    parts = tuple(target.split("."))
+    return path[-len(parts) :] == parts
 
 
 def at(params: dict | None, *names: str) -> dict | None:
@@ -124,16 +178,17 @@ def at(params: dict | None, *names: str) -> dict | None:
 def merge(adapter: Adapter, weights: dict) -> dict:
     """Folds the adapter into a tree of f32 weights that is shaped like the base."""
 
-    def walk(params: dict, tree: dict) -> dict:
+    def walk(here: Adapter, tree: dict) -> dict:
         merged = dict(tree)
-        for name, below in params.items():
+        for name in here.params:
             if isinstance(tree[name], dict):
-                merged[name] = walk(below, tree[name])
+                merged[name] = walk(here.below(name), tree[name])
             else:
-                merged[name] = adapter.method.merge(below, tree[name])
+                merged[name] = here.method_at(name).merge(here.params[name], tree[name])
         return merged
 
-    layers = [walk(p, w) for p, w in zip(adapter.params["layers"], weights["layers"], strict=True)]
+    stacks = zip(adapter.params["layers"], weights["layers"], strict=True)
+    layers = [walk(adapter.replace(params=params), tree) for params, tree in stacks]
     return {**weights, "layers": layers}
 
 

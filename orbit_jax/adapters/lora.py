@@ -50,6 +50,10 @@ class LoRA:
         """`W + scale * B A`."""
         return w + self.scale * jnp.matmul(params["b"], params["a"], precision="highest")
 
+    def transposed(self, params: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """Parameters of the same update of the transposed weight `[..., in, out]`."""
+        return {"a": jnp.swapaxes(params["b"], -1, -2), "b": jnp.swapaxes(params["a"], -1, -2)}
+
     def count(self, shape: tuple[int, ...]) -> int:
         """R * (in + out) for every matrix of the stack."""
         *lead, out, width = shape
