@@ -22,6 +22,7 @@ from rivals.worker import Meter
 from orbit_jax.config import Config, OptimizerConfig, PPOConfig
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.init import freeze, init_weights
+from orbit_jax.model.rope import Rope
 from orbit_jax.rl.advantages import group_relative
 from orbit_jax.rl.batch import Bucket, make_batch
 from orbit_jax.rl.losses import ppo_clip
@@ -37,10 +38,10 @@ SMALL = ModelConfig(
     head_dim=64,
     intermediate_size=512,
     rms_norm_eps=1e-6,
-    rope_theta=1e4,
+    rope=Rope(1e4),
     max_positions=4096,
     tie_word_embeddings=True,
-    qk_norm=True,
+    qk_norm="head",
     sparse=(True,) * 4,
     num_experts=8,
     top_k=2,
@@ -76,7 +77,7 @@ def grow(rows: int, tokens: int, experts: int, layers: int) -> dict:
     config = dataclasses.replace(
         Config(), ppo=PPOConfig(micro_batches=1), optimizer=OptimizerConfig(learning_rate=1e-5)
     )
-    base = jax.jit(lambda key: freeze(init_weights(model, key)))(jax.random.key(0))
+    base = jax.jit(lambda key: freeze(model, init_weights(model, key)))(jax.random.key(0))
     it = subject(config, model, base)
     sampling = Sampling(it, rows, tokens // 2, tokens // 2)
     sample_seconds = timed(lambda: sampling.run(tokens // 2))

@@ -15,6 +15,7 @@ they are those of the shipped base.
 """
 
 import argparse
+import functools
 import hashlib
 import json
 import time
@@ -202,7 +203,7 @@ def main() -> None:
     )
     state = optimizer.init(weights)
     step = make_step(config, optimizer)
-    pack_base = compiler.jit(freeze, {})
+    pack_base = compiler.jit(functools.partial(freeze, config), {})
     examine = Examiner(config, tokenizer)
     heldout = generate_problems(seed=0).heldout
 

@@ -21,7 +21,8 @@ from orbit_jax.model.stream import Stream
 from orbit_jax.quant.qtensor import QTensor, Unstacked
 
 P = PartitionSpec
-_REPLICATED = ("embed_tokens", "lm_head", "norm", "gate", "q_norm", "k_norm")
+_REPLICATED = ("embed_tokens", "lm_head", "norm", "gate", "q_norm", "k_norm", "kv_b_proj")
+_VECTORS = ("gate_bias", "e_score_correction_bias", "sinks", "q_a_layernorm", "kv_a_layernorm")
 _FIELDS = tuple(field.name for field in dataclasses.fields(QTensor))
 _LAYER_NORMS = ("input_layernorm", "post_attention_layernorm")
 
@@ -49,9 +50,17 @@ def validate(config: ModelConfig) -> None:
     shape = config.mesh
     widths = {
         "hidden_size": config.hidden_size,
-        "num_heads * head_dim": config.num_heads * config.head_dim,
-        "num_kv_heads * head_dim": config.num_kv_heads * config.head_dim,
     }
+    heads, latent = config.num_heads, config.latent
+    if latent:
+        widths["q_lora_rank"] = latent.q_rank
+        widths["kv_lora_rank + qk_rope_head_dim"] = config.head_dim
+        widths["num_heads * qk_head_dim"] = heads * (latent.nope + latent.rope)
+    else:
+        widths["num_heads * head_dim"] = heads * config.head_dim
+        widths["num_kv_heads * head_dim"] = config.num_kv_heads * config.head_dim
+    if config.shared_size:
+        widths["n_shared_experts * moe_intermediate_size"] = config.shared_size
     if not all(config.sparse):
         widths["intermediate_size"] = config.intermediate_size
     for name, width in widths.items():
@@ -70,8 +79,10 @@ def weight_spec(path: tuple[str, ...]) -> P:
       ValueError: for a path that no rule matches.
     """
     name = path[-1]
-    if name in _REPLICATED or name in _LAYER_NORMS:
+    if name in (*_REPLICATED, *_VECTORS, *_LAYER_NORMS):
         return P()
+    if name.removesuffix("_bias") != name:
+        return P(*weight_spec((*path[:-1], name.removesuffix("_bias")))[:-1])
     if name in LINEAR_LAYERS and "experts" in path:
         return P(None, ("data", "tensor"), None, None)
     if name in LINEAR_LAYERS:
@@ -100,7 +111,7 @@ def adapter_specs(adapter: Adapter | None) -> Adapter | None:
 
     def walk(tree: dict, path: tuple[str, ...]) -> dict:
         if path and path[-1] in LINEAR_LAYERS:
-            return adapter.method.partition(weight_spec(path))
+            return adapter.method_at(*path).partition(weight_spec(path))
         return {name: walk(below, (*path, name)) for name, below in tree.items()}
 
     return adapter.replace(params={"layers": [walk(s, ()) for s in adapter.params["layers"]]})
@@ -170,6 +181,12 @@ def local_stream(shape: MeshShape, stream: Stream) -> Stream:
 def gather_columns(shape: MeshShape, y: jax.Array) -> jax.Array:
     """Inside `shard_map`: the whole `[N, out]` from each device's columns."""
     return lax.all_gather(y, "tensor", axis=1, tiled=True) if shape.tensor > 1 else y
+
+
+def own_columns(shape: MeshShape, y: jax.Array) -> jax.Array:
+    """Inside `shard_map`: this device's part of the last dimension of a whole array."""
+    width = y.shape[-1] // shape.tensor
+    return lax.dynamic_slice_in_dim(y, lax.axis_index("tensor") * width, width, axis=-1)
 
 
 def place_rows(config: ModelConfig, tree):

@@ -1,13 +1,16 @@
 """Which Hugging Face modules make up each leaf of the base.
 
 A leaf of the base is a stack over layers, and over experts; a checkpoint holds each of them apart.
-This table is all that reading and writing share about names and shapes.
+This table is all that reading and writing share about names.
 """
 
 import itertools
 from dataclasses import dataclass
 
+import jax
+
 from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.weights import Weight, weights
 
 
 @dataclass(frozen=True)
@@ -35,66 +38,66 @@ class Leaf:
     rows: tuple[int, int] | None = None
 
 
+# How families spell the module of a weight, where it is not spelt like its path in the base. An
+# empty name leaves the part out.
+_SPELLINGS: dict[str, dict[str, str]] = {
+    "mixtral": {
+        "mlp": "block_sparse_moe",
+        "gate_proj": "w1",
+        "down_proj": "w2",
+        "up_proj": "w3",
+    },
+    "gpt_oss": {"gate": "router"},
+}
+# Parameters that stand in a module of another name, or in no module of their own.
+_PARAMETERS = {
+    "sinks": ("", "sinks"),
+    "e_score_correction_bias": ("gate", "e_score_correction_bias"),
+}
+# Families that hold all experts of a layer in one tensor: its parameter, and the rows of a weight.
+_FUSED = {
+    "gpt_oss": {
+        "gate_proj": ("gate_up_proj", (0, 2)),
+        "up_proj": ("gate_up_proj", (1, 2)),
+        "down_proj": ("down_proj", None),
+    },
+}
+
+
 def layout(config: ModelConfig) -> dict:
     """The base as a tree of `Leaf`, of the structure that `load_base` returns."""
-    width, vocab = config.hidden_size, config.vocab_size
-    tree = {
-        "embed_tokens": Leaf(("model.embed_tokens",), (), (vocab, width), "Embedding"),
-        "layers": [],
-        "norm": Leaf(("model.norm",), (), (width,), "Vector"),
-    }
-    if not config.tie_word_embeddings:
-        tree["lm_head"] = Leaf(("lm_head",), (), (vocab, width), "Linear")
-    first = 0
-    for sparse, count in config.stacks:
-        tree["layers"].append(_stack(config, sparse, range(first, first + count)))
-        first += count
-    return tree
+    starts = list(itertools.accumulate((count for _, count in config.stacks), initial=0))
+
+    def leaf(path: tuple, weight: Weight) -> Leaf:
+        names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+        if names[0] != "layers":
+            prefix = "" if names[0] == "lm_head" else "model."
+            return Leaf((prefix + names[0],), (), weight.shape, weight.kind)
+        stack = next(key.idx for key in path if isinstance(key, jax.tree_util.SequenceKey))
+        layers = range(starts[stack], starts[stack + 1])
+        return _of_layers(config, names[1:], layers, weight)
+
+    return jax.tree_util.tree_map_with_path(leaf, weights(config))
 
 
-def _stack(config: ModelConfig, sparse: bool, layers: range) -> dict:
-    width = config.hidden_size
-    queries = config.num_heads * config.head_dim
-    keys = config.num_kv_heads * config.head_dim
-
-    def leaf(name: str, shape: tuple[int, ...], kind: str = "Linear") -> Leaf:
-        names = tuple(f"model.layers.{l}.{name}" for l in layers)
-        return Leaf(names, (len(layers),), shape, kind)
-
-    def experts(name: str, shape: tuple[int, ...]) -> Leaf:
-        pairs = itertools.product(layers, range(config.num_experts))
-        names = tuple(f"model.layers.{l}.mlp.experts.{e}.{name}" for l, e in pairs)
-        return Leaf(names, (len(layers), config.num_experts), shape, "Linear")
-
-    attention = {
-        "q_proj": leaf("self_attn.q_proj", (queries, width)),
-        "k_proj": leaf("self_attn.k_proj", (keys, width)),
-        "v_proj": leaf("self_attn.v_proj", (keys, width)),
-        "o_proj": leaf("self_attn.o_proj", (width, queries)),
-    }
-    if config.qk_norm:
-        for name in ("q_norm", "k_norm"):
-            attention[name] = leaf(f"self_attn.{name}", (config.head_dim,), "Vector")
-    if sparse:
-        inner = config.expert_size
-        mlp = {
-            "gate": leaf("mlp.gate", (config.num_experts, width), "Router"),
-            "experts": {
-                "gate_proj": experts("gate_proj", (inner, width)),
-                "up_proj": experts("up_proj", (inner, width)),
-                "down_proj": experts("down_proj", (width, inner)),
-            },
-        }
+def _of_layers(config: ModelConfig, names: list[str], layers: range, weight: Weight) -> Leaf:
+    *groups, name = names
+    is_bias = name.endswith("_bias") and name not in _PARAMETERS
+    name = name.removesuffix("_bias") if is_bias else name
+    module, parameter = _PARAMETERS.get(name, (name, "bias" if is_bias else "weight"))
+    facts = {"lead": weight.lead, "shape": weight.shape, "kind": weight.kind}
+    if "experts" in groups and config.family in _FUSED:
+        parameter, rows = _FUSED[config.family][name]
+        parameter += "_bias" if is_bias else ""
+        modules = (f"model.layers.{l}.{'.'.join(groups)}" for l in layers)
+        return Leaf(tuple(modules), parameter=parameter, fused=True, rows=rows, **facts)
+    spelling = _SPELLINGS.get(config.family, {})
+    parts = [spelling.get(part, part) for part in (*groups, module)]
+    path = ".".join(part for part in parts if part)
+    if "experts" not in groups:
+        modules = tuple(f"model.layers.{l}.{path}" for l in layers)
     else:
-        inner = config.intermediate_size
-        mlp = {
-            "gate_proj": leaf("mlp.gate_proj", (inner, width)),
-            "up_proj": leaf("mlp.up_proj", (inner, width)),
-            "down_proj": leaf("mlp.down_proj", (width, inner)),
-        }
-    return {
-        "input_layernorm": leaf("input_layernorm", (width,), "Vector"),
-        "post_attention_layernorm": leaf("post_attention_layernorm", (width,), "Vector"),
-        "self_attn": attention,
-        "mlp": mlp,
-    }
+        path = path.replace(".experts.", ".experts.{}.")
+        pairs = itertools.product(layers, range(config.num_experts))
+        modules = tuple(f"model.layers.{l}.{path}".format(e) for l, e in pairs)
+    return Leaf(modules, parameter=parameter, **facts)

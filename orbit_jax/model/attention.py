@@ -1,5 +1,7 @@
 """Grouped-query attention over keys and values laid out by (row, position).
 
+With latent attention the cached latents are keys and values at once, of one kv head.
+
 One function serves decoding and training. Queries go in blocks, each with a plain f32 softmax over
 all slots of its row, so that a query's numbers depend neither on its block nor on how many slots
 lie unused behind it; an online softmax over key blocks would give other bits.
@@ -11,7 +13,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax import lax
 
@@ -26,43 +27,44 @@ _MIN_PART, _MAX_PARTS = 8, 4  # rows that decoding takes together, and how many 
 
 @struct.dataclass
 class Cache:
-    """Keys and values of all layers, `[L, B, S, K, head_dim]` in the compute dtype."""
+    """Keys and values of all layers, `[L, B, S, K, head_dim]` in the compute dtype.
+
+    `values` is None where keys are the values too.
+    """
 
     keys: jax.Array
-    values: jax.Array
+    values: jax.Array | None
+
+
+@struct.dataclass
+class Scoring:
+    """How scores become weights in one layer.
+
+    Attributes:
+      scale: static; what dot products are multiplied by.
+      window: int32 scalar, positions that a query looks back over (its own counts), or None.
+      sinks: `[H]` f32 logits that take part in the softmax and add nothing, or None.
+    """
+
+    scale: float = struct.field(pytree_node=False)
+    window: jax.Array | None = None
+    sinks: jax.Array | None = None
 
 
 def empty_cache(config: ModelConfig, num_rows: int, num_slots: int) -> Cache:
     """A cache of zeros (stale slots must stay finite: they are multiplied by a weight of 0)."""
     shape = (config.num_layers, num_rows, num_slots, config.num_kv_heads, config.head_dim)
     zeros = functools.partial(jnp.zeros, shape, config.compute_dtype)
-    return Cache(zeros(), zeros())
-
-
-def rope_angles(config: ModelConfig, stream: Stream) -> tuple[jax.Array, jax.Array]:
-    """cos and sin `[N, head_dim/2]` f32 from a table by position, made once on the host in f64."""
-    half = config.head_dim // 2
-    inverse = config.rope_theta ** (-np.arange(half) / half)
-    angles = np.arange(stream.num_slots)[:, None] * inverse
-    cos, sin = (jnp.asarray(f(angles), jnp.float32) for f in (np.cos, np.sin))
-    return jnp.take(cos, stream.positions, axis=0), jnp.take(sin, stream.positions, axis=0)
-
-
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotary embedding of f32 `x[N, heads, head_dim]`, halves paired (Hugging Face's order)."""
-    a, b = jnp.split(x, 2, axis=-1)
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return Cache(zeros(), None if config.latent else zeros())
 
 
 def write(
-    cache: Cache, layer: jax.Array, stream: Stream, keys: jax.Array, values: jax.Array
+    cache: Cache, layer: jax.Array, stream: Stream, keys: jax.Array, values: jax.Array | None
 ) -> Cache:
     """Puts `keys, values[N, K, head_dim]` at their (row, position); padding is dropped."""
     at = (layer, jnp.where(stream.valid, stream.rows, stream.num_rows), stream.positions)
-    return Cache(
-        cache.keys.at[at].set(keys, mode="drop"), cache.values.at[at].set(values, mode="drop")
-    )
+    new = Cache(keys, values)
+    return jax.tree.map(lambda held, x: held.at[at].set(x, mode="drop"), cache, new)
 
 
 def by_slot(layout: Layout, stream: Stream, x: jax.Array) -> jax.Array:
@@ -73,7 +75,12 @@ def by_slot(layout: Layout, stream: Stream, x: jax.Array) -> jax.Array:
 
 
 def attend_cached(
-    config: ModelConfig, layout: Layout, q: jax.Array, cache: Cache, layer: jax.Array
+    config: ModelConfig,
+    layout: Layout,
+    scoring: Scoring,
+    q: jax.Array,
+    cache: Cache,
+    layer: jax.Array,
 ) -> jax.Array:
     """`attend` over a layer of the cache, of which only what the longest row fills is read.
 
@@ -85,16 +92,19 @@ def attend_cached(
             size = (1, 1, window, *held.shape[3:])
             return lax.dynamic_slice(held, (layer, b, 0, 0, 0), size)[0, 0]
 
-        return tuple(jax.vmap(functools.partial(row, x))(rows) for x in (cache.keys, cache.values))
+        held = jax.tree.map(lambda x: jax.vmap(functools.partial(row, x))(rows), cache)
+        return held.keys, held.keys if held.values is None else held.values
 
     if layout.token_of_query is None:
         of_rows = functools.partial(read, layout.window)
-        return _decode(q, layout.row_of_block, layout.query_positions, layout.window, of_rows)
+        where = layout.row_of_block, layout.query_positions
+        return _decode(scoring, q, *where, layout.window, of_rows)
 
     def over(window: int, q: jax.Array) -> jax.Array:
         own = (x.swapaxes(1, 2) for x in read(window, jnp.arange(cache.keys.shape[1])))
         # The barrier makes it a copy: a dot with a transposed operand has other bits.
-        return attend(config, layout, q, *lax.optimization_barrier(tuple(own)), trained=False)
+        own = lax.optimization_barrier(tuple(own))
+        return attend(config, layout, scoring, q, *own, trained=False)
 
     windows = cache_windows(cache.keys.shape[2])
     branch = jnp.searchsorted(jnp.array(windows), layout.slots_used)
@@ -111,7 +121,12 @@ def cache_windows(num_slots: int) -> list[int]:
 
 
 def _decode(
-    q: jax.Array, rows: jax.Array, positions: jax.Array, window: int, read: Callable
+    scoring: Scoring,
+    q: jax.Array,
+    rows: jax.Array,
+    positions: jax.Array,
+    window: int,
+    read: Callable,
 ) -> jax.Array:
     """`attend` with one query `q[N, H, hd]` for each of N rows; `read(rows)` reads the cache.
 
@@ -120,7 +135,7 @@ def _decode(
     n, heads, _ = q.shape
 
     def part(q: jax.Array, rows: jax.Array, positions: jax.Array) -> jax.Array:
-        return _one_query(q, *read(rows), positions)
+        return _one_query(scoring, q, *read(rows), positions)
 
     size = max(_MIN_PART, -(-n // _MAX_PARTS))
     at_once = max(1, _MAX_SCORE_BYTES // (4 * heads * window))
@@ -130,7 +145,9 @@ def _decode(
     return jnp.concatenate([part(*(x[i : i + size] for x in (q, rows, positions))) for i in starts])
 
 
-def _one_query(q: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array) -> jax.Array:
+def _one_query(
+    scoring: Scoring, q: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array
+) -> jax.Array:
     """`q[N, H, hd]` of N rows over their `keys, values[N, S, K, hd]`: `[N, H*hd]`.
 
     All heads of a row in one dot, with queries that are zero at the other heads' places: exact, and
@@ -140,10 +157,12 @@ def _one_query(q: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.
     _, slots, kv, _ = keys.shape
     own = jnp.arange(heads)[:, None] // (heads // kv) == jnp.arange(kv)  # [H, K]
     wide = jnp.where(own[:, :, None], q[:, :, None, :], 0).reshape(n, heads, kv * dim)
-    wide = jnp.pad(wide, ((0, 0), (0, max(MIN_QUERY_ROWS - heads, 0)), (0, 0)))
+    more = max(MIN_QUERY_ROWS - heads, 0)
+    wide = jnp.pad(wide, ((0, 0), (0, more), (0, 0)))
+    sinks = None if scoring.sinks is None else jnp.pad(scoring.sinks, (0, more))[:, None]
     keys, values = (x.reshape(n, slots, kv * dim) for x in (keys, values))
-    seen = jnp.arange(slots) <= positions[:, :, None]
-    weights = _weights(_batched(wide, keys, (2, 2)) * (dim**-0.5), seen, q.dtype)
+    seen = _seen(scoring, positions[:, :, None], slots)
+    weights = _weights(_batched(wide, keys, (2, 2)) * scoring.scale, seen, sinks, q.dtype)
     out = _batched(weights, values, (2, 1))[:, :heads].reshape(n, kv, -1, kv, dim)
     out = jnp.stack([out[:, k, :, k] for k in range(kv)], axis=1)
     return round_to(out, q.dtype).reshape(n, heads * dim)
@@ -152,6 +171,7 @@ def _one_query(q: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.
 def attend(
     config: ModelConfig,
     layout: Layout,
+    scoring: Scoring,
     q: jax.Array,
     keys: jax.Array,
     values: jax.Array,
@@ -178,7 +198,7 @@ def attend(
     @jax.checkpoint
     def several(q: jax.Array, positions: jax.Array, rows: jax.Array, keys: jax.Array, values):
         own = (_of_rows(x, rows).astype(q.dtype) for x in (keys, values))
-        return jax.vmap(_block)(q, *own, positions)
+        return jax.vmap(functools.partial(_block, scoring))(q, *own, positions)
 
     out = over_rows(
         lambda *part: several(*part, keys, values),
@@ -208,19 +228,38 @@ def _of_rows_backward(residual: tuple, g: jax.Array) -> tuple:
 _of_rows.defvjp(lambda x, rows: (_of_rows(x, rows), (rows, x[..., :0])), _of_rows_backward)
 
 
-def _block(q: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array) -> jax.Array:
+def _block(
+    scoring: Scoring, q: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array
+) -> jax.Array:
     """One block of queries `q[K, M, hd]` of one row over `keys, values[K, S, hd]`; M = C * H/K."""
-    per_position = q.shape[1] // positions.shape[0]
-    seen = jnp.arange(keys.shape[1]) <= jnp.repeat(positions, per_position)[:, None]  # [M, S]
-    weights = _weights(_batched(q, keys, (2, 2)) * (q.shape[-1] ** -0.5), seen, q.dtype)
+    kv, rows, _ = q.shape
+    chunk = positions.shape[0]
+    sinks = scoring.sinks
+    if sinks is not None:
+        sinks = jnp.tile(sinks.reshape(kv, 1, -1), (1, chunk, 1)).reshape(kv, rows, 1)
+    seen = _seen(scoring, jnp.repeat(positions, rows // chunk)[:, None], keys.shape[1])  # [M, S]
+    weights = _weights(_batched(q, keys, (2, 2)) * scoring.scale, seen, sinks, q.dtype)
     return round_to(_batched(weights, values, (2, 1)), q.dtype)
 
 
-def _weights(scores: jax.Array, seen: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def _seen(scoring: Scoring, positions: jax.Array, slots: int) -> jax.Array:
+    """Which of the slots a query at each of `positions[..., 1]` sees: `[..., S]` bool."""
+    slot = jnp.arange(slots)
+    seen = slot <= positions
+    return seen if scoring.window is None else seen & (slot > positions - scoring.window)
+
+
+def _weights(
+    scores: jax.Array, seen: jax.Array, sinks: jax.Array | None, dtype: jnp.dtype
+) -> jax.Array:
     """Softmax over the last dimension of those scores that are seen, rounded to `dtype`."""
     scores = jnp.where(seen, scores, -1e30)
-    weights = jnp.exp(scores - lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
-    return round_to(weights / weights.sum(axis=-1, keepdims=True), dtype)
+    top = scores.max(axis=-1, keepdims=True)
+    top = lax.stop_gradient(top if sinks is None else jnp.maximum(top, sinks))
+    weights = jnp.exp(scores - top)
+    total = weights.sum(axis=-1, keepdims=True)
+    total = total if sinks is None else total + jnp.exp(sinks - top)
+    return round_to(weights / total, dtype)
 
 
 def _batched(a: jax.Array, b: jax.Array, dims: tuple[int, int]) -> jax.Array:

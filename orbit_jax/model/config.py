@@ -1,10 +1,11 @@
-"""What a model is: the facts of its architecture, read from a Hugging Face `config.json`."""
+"""What a model is: the facts of its architecture, and the numerics of a run."""
 
 import bisect
 import itertools
 from dataclasses import dataclass
 
-_FAMILIES = ("qwen3_moe", "qwen3", "llama")
+from orbit_jax.model.families import Latent, facts
+from orbit_jax.model.rope import Rope
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,24 @@ class ModelConfig:
     """Architecture facts and the numerics of a run. Hashable: it is a static argument of every jit.
 
     Attributes:
+      head_dim: width of a key as attention sees it; with `latent`, of the latent and the rotated
+        part together, of which there is one for all heads.
+      rope: rotary position embedding.
+      qk_norm: RMSNorm on queries and keys: `head` for each head, `all` over all heads together.
+      attention_bias: whether the projections of attention have biases.
+      windows: positions that each layer looks back over, 0 for all; `()` for all in each layer.
+      sinks: whether each head has a learned logit that takes part in the softmax and adds nothing.
+      latent: multi-head latent attention, or None.
+      attention_scale: what scores are multiplied by; 0 for `head_dim ** -0.5`.
+      clip_qkv: bound of queries, keys and values; 0 for none.
+      router: weights of the chosen experts: `softmax` over all experts, `chosen` (softmax over the
+        chosen alone, with a bias in the logits) or `sigmoid` (chosen with a correction that does
+        not weigh).
+      num_groups, top_groups: experts are chosen out of the best groups of them.
+      routed_scale: what the weights of the chosen experts are multiplied by.
+      shared_size: width of the expert that every token visits, 0 for none.
+      expert_bias: whether experts have biases.
+      swiglu_limit, swiglu_alpha: clamps of a gated activation, 0 for plain swiglu.
       sparse: for each layer, whether its feed-forward part is a mixture of experts.
       splits: layers that begin a stack of their own since their weights are stored in another
         format than those of the layer before.
@@ -46,15 +65,29 @@ class ModelConfig:
     head_dim: int
     intermediate_size: int
     rms_norm_eps: float
-    rope_theta: float
+    rope: Rope
     max_positions: int
     tie_word_embeddings: bool
-    qk_norm: bool
     sparse: tuple[bool, ...]
+    qk_norm: str = ""
+    attention_bias: bool = False
+    windows: tuple[int, ...] = ()
+    sinks: bool = False
+    latent: Latent | None = None
+    attention_scale: float = 0.0
+    clip_qkv: float = 0.0
     num_experts: int = 0
     top_k: int = 0
     expert_size: int = 0
     norm_topk_prob: bool = False
+    router: str = "softmax"
+    num_groups: int = 1
+    top_groups: int = 1
+    routed_scale: float = 1.0
+    shared_size: int = 0
+    expert_bias: bool = False
+    swiglu_limit: float = 0.0
+    swiglu_alpha: float = 0.0
     splits: tuple[int, ...] = ()
     recipe: str = "fast"
     compute_dtype: str = "bfloat16"
@@ -81,6 +114,16 @@ class ModelConfig:
         """Query heads that share one key/value head."""
         return self.num_heads // self.num_kv_heads
 
+    @property
+    def score_scale(self) -> float:
+        """What attention's dot products are multiplied by."""
+        return self.attention_scale or self.head_dim**-0.5
+
+    @property
+    def rotated(self) -> int:
+        """Dimensions of a head that rotary embedding turns."""
+        return self.latent.rope if self.latent else self.head_dim
+
     @classmethod
     def from_hf(cls, hf: dict) -> "ModelConfig":
         """Reads a Hugging Face `config.json`.
@@ -89,99 +132,4 @@ class ModelConfig:
           ValueError: for a family or a feature that is not supported, a missing field, or two
             spellings of one field that contradict each other.
         """
-        family = hf.get("model_type")
-        if family not in _FAMILIES:
-            raise ValueError(
-                f"config.json: model_type={family!r} is not supported: use one of {_FAMILIES}"
-            )
-        for field, plain in _UNSUPPORTED.items():
-            if hf.get(field) not in plain:
-                raise ValueError(
-                    f"config.json: {field}={hf[field]!r} is not supported for {family}: "
-                    f"only {plain[-1]!r}"
-                )
-        layers = _count(hf, "num_hidden_layers")
-        heads = _count(hf, "num_attention_heads")
-        hidden = _count(hf, "hidden_size")
-        experts = _count(hf, "num_experts", "num_local_experts") if family == "qwen3_moe" else 0
-        step = _count(hf, "decoder_sparse_step", default=1)
-        dense = hf.get("mlp_only_layers") or ()
-        config = cls(
-            family=family,
-            vocab_size=_count(hf, "vocab_size"),
-            hidden_size=hidden,
-            num_layers=layers,
-            num_heads=heads,
-            num_kv_heads=_count(hf, "num_key_value_heads", default=heads),
-            head_dim=_count(hf, "head_dim", default=hidden // heads),
-            intermediate_size=_count(hf, "intermediate_size"),
-            rms_norm_eps=_positive("rms_norm_eps", _read(hf, "rms_norm_eps")),
-            rope_theta=_rope_theta(hf),
-            max_positions=_count(hf, "max_position_embeddings"),
-            tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
-            qk_norm=family in ("qwen3_moe", "qwen3"),
-            sparse=tuple(
-                bool(experts) and i not in dense and (i + 1) % step == 0 for i in range(layers)
-            ),
-            num_experts=experts,
-            top_k=_count(hf, "num_experts_per_tok") if experts else 0,
-            expert_size=_count(hf, "moe_intermediate_size") if experts else 0,
-            norm_topk_prob=bool(hf.get("norm_topk_prob", False)),
-        )
-        if config.num_heads % config.num_kv_heads:
-            raise ValueError(
-                f"config.json: num_attention_heads={heads} is not a multiple of "
-                f"num_key_value_heads={config.num_kv_heads}"
-            )
-        if experts and config.top_k > experts:
-            raise ValueError(
-                f"config.json: num_experts_per_tok={config.top_k} exceeds num_experts={experts}"
-            )
-        return config
-
-
-# Fields whose other values change the computation, with the values that are understood.
-_UNSUPPORTED = {
-    "attention_bias": (None, False),
-    "mlp_bias": (None, False),
-    "rope_scaling": (None,),
-    "use_sliding_window": (None, False),
-    "hidden_act": (None, "silu"),
-}
-
-
-def _read(hf: dict, *names: str, default: float | None = None):
-    values = [hf[name] for name in names if hf.get(name) is not None] or [default]
-    if values[0] is None:
-        raise ValueError(f"config.json: the field {names[0]} is missing")
-    if any(value != values[0] for value in values):
-        raise ValueError(f"config.json: {' and '.join(names)} contradict each other: {values}")
-    return values[0]
-
-
-def _count(hf: dict, *names: str, default: int | None = None) -> int:
-    value = _read(hf, *names, default=default)
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"config.json: {names[0]}={value!r} must be a whole number of at least 1")
-    return value
-
-
-def _rope_theta(hf: dict) -> float:
-    """`rope_theta` stands at the top (older files) or in `rope_parameters` (transformers 5)."""
-    nested = hf.get("rope_parameters") or {}
-    if not isinstance(nested, dict):
-        raise ValueError(f"config.json: rope_parameters={nested!r} must be an object")
-    if nested.get("rope_type", "default") != "default":
-        raise ValueError(
-            f"config.json: rope_type={nested['rope_type']!r} is not supported: only 'default'"
-        )
-    thetas = {v for v in (hf.get("rope_theta"), nested.get("rope_theta")) if v is not None}
-    if len(thetas) != 1:
-        raise ValueError(f"config.json: rope_theta is missing or contradictory: {sorted(thetas)}")
-    return _positive("rope_theta", thetas.pop())
-
-
-def _positive(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"config.json: {name}={value!r} must be a number above 0")
-    return float(value)
+        return cls(**facts(hf))

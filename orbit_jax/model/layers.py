@@ -2,12 +2,15 @@
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from orbit_jax.adapters.adapter import Adapter, at
+from orbit_jax import mesh
+from orbit_jax.adapters.adapter import Adapter
+from orbit_jax.model.config import ModelConfig
 from orbit_jax.quant.matmul import matmul
 from orbit_jax.quant.qtensor import QTensor, Unstacked, round_to
 
@@ -29,24 +32,88 @@ def linear(
     weight: QTensor | Unstacked | jax.Array,
     index: Sequence[jax.Array | int],
     adapter: Adapter | None,
-    *names: str,
+    name: str,
+    *,
+    bias: jax.Array | None = None,
     dtype: jnp.dtype | None = None,
 ) -> jax.Array:
-    """`x[N, in]` through the weight at `index` of its stack and the adapter found under `names`.
+    """`x[N, in]` through the weight at `index` of its stack and what is attached under `name`.
 
-    Returns `[N, out]` in `dtype`, by default that of x. The parameters are already of this layer.
+    Returns `[N, out]` in `dtype`, by default that of x. The parameters are already of this layer,
+    and so is the `bias[out]`.
     """
-    params = at(adapter.params, *names) if adapter else None
-    if params is None:
-        return round_to(matmul(x, weight, index), dtype or x.dtype)
-    # Cast here and not for the whole model, so that gradients of blocks and tiles add up in f32.
-    params = jax.tree.map(lambda p: p.astype(x.dtype), params)
-    y = matmul(adapter.method.input_side(params, x), weight, index)
-    return round_to(adapter.method.output_side(params, x, y), dtype or x.dtype)
+    attached = adapter.below(name) if adapter else None
+    if attached is None:
+        y = matmul(x, weight, index)
+    else:
+        # Cast here and not for the whole model, so that gradients of blocks and tiles add in f32.
+        method, params = attached.method_at(), attached.cast(x.dtype).params
+        y = matmul(method.input_side(params, x), weight, index)
+        y = method.output_side(params, x, y)
+    if bias is not None:
+        y = y + bias.astype(jnp.float32)
+    return round_to(y, dtype or x.dtype)
 
 
-@_remade
-def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-    """`silu(gate) * up`, f32 inside."""
-    gate, dtype = gate.astype(jnp.float32), gate.dtype
-    return round_to(gate * jax.nn.sigmoid(gate) * up.astype(jnp.float32), dtype)
+@dataclass(frozen=True)
+class Module:
+    """The weights of one module of one layer, and what is attached to them.
+
+    Attributes:
+      weights: a part of a stack of the base.
+      layer: which layer of the stack.
+      adapter: the parameters of that layer, rooted at the same module.
+    """
+
+    config: ModelConfig
+    weights: dict
+    layer: jax.Array
+    adapter: Adapter | None
+
+    def below(self, name: str) -> "Module":
+        """The module of that name in this one."""
+        adapter = self.adapter.below(name) if self.adapter else None
+        return Module(self.config, self.weights[name], self.layer, adapter)
+
+    def vector(self, name: str) -> jax.Array:
+        """A norm, a bias or the like."""
+        return self.weights[name][self.layer]
+
+    def norm(self, name: str, x: jax.Array, dtype: jnp.dtype, eps: float = 0.0) -> jax.Array:
+        """RMSNorm of x with the scale of that name."""
+        return rms_norm(x, self.vector(name), eps or self.config.rms_norm_eps, dtype)
+
+    def project(
+        self, name: str, x: jax.Array, *, gather: bool = True, dtype: jnp.dtype | None = None
+    ) -> jax.Array:
+        """`x[N, in]` through the linear layer of that name: `[N, out]`.
+
+        Without `gather` each device of a mesh keeps the columns that it has.
+        """
+        bias = self.vector(f"{name}_bias") if f"{name}_bias" in self.weights else None
+        weight = self.weights[name]
+        y = linear(x, weight, (self.layer,), self.adapter, name, bias=bias, dtype=dtype)
+        return mesh.gather_columns(self.config.mesh, y) if gather else y
+
+
+@functools.partial(_remade, static_argnums=(2, 3))
+def swiglu(gate: jax.Array, up: jax.Array, limit: float, alpha: float) -> jax.Array:
+    """`silu(gate) * up`, f32 inside; with a limit gpt-oss' form of it.
+
+    That is `gate * sigmoid(alpha * gate) * (up + 1)`, with the gate held below the limit and `up`
+    within it on both sides.
+    """
+    gate, up, dtype = gate.astype(jnp.float32), up.astype(jnp.float32), gate.dtype
+    if limit:
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+        return round_to((up + 1) * (gate * jax.nn.sigmoid(gate * alpha)), dtype)
+    return round_to(gate * jax.nn.sigmoid(gate) * up, dtype)
+
+
+def feed_forward(module: Module, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """A dense gated feed-forward part, `[N, D]` to `[N, D]` in `dtype`."""
+    gate, up = (module.project(name, x, gather=False) for name in ("gate_proj", "up_proj"))
+    config = module.config
+    inner = swiglu(gate, up, config.swiglu_limit, config.swiglu_alpha)
+    inner = mesh.gather_columns(config.mesh, inner)
+    return module.project("down_proj", inner, dtype=dtype)

@@ -10,38 +10,56 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from orbit_jax.adapters.adapter import Adapter
 from orbit_jax.model.config import ModelConfig
-from orbit_jax.model.layers import linear, swiglu
+from orbit_jax.model.layers import Module, linear, swiglu
 from orbit_jax.model.stream import regroup
 from orbit_jax.quant.matmul import matmul, over_rows
 from orbit_jax.quant.qtensor import round_to
 
 
-def route(
-    config: ModelConfig, gate: jax.Array, layer: jax.Array, x: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Softmax top-k router: experts `[N, k]` int32 in ascending order, f32 weights `[N, k]`."""
-    probabilities = jax.nn.softmax(matmul(x, gate, (layer,)), axis=-1)
-    weights, experts = lax.top_k(probabilities, config.top_k)  # ties go to the lower index
+def route(module: Module, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The router: experts `[N, k]` int32 in ascending order, and their f32 weights `[N, k]`."""
+    config = module.config
+    logits = matmul(x, module.weights["gate"], (module.layer,))
+    if config.router == "chosen":
+        logits = logits + module.vector("gate_bias").astype(jnp.float32)
+        best, experts = lax.top_k(logits, config.top_k)
+        weights = jax.nn.softmax(best, axis=-1)
+    elif config.router == "sigmoid":
+        scores = jax.nn.sigmoid(logits)
+        preference = scores + module.vector("e_score_correction_bias").astype(jnp.float32)
+        _, experts = lax.top_k(_in_best_groups(config, preference), config.top_k)
+        weights = jnp.take_along_axis(scores, experts, -1)
+    else:
+        # Ties go to the lower index, here and above.
+        weights, experts = lax.top_k(jax.nn.softmax(logits, axis=-1), config.top_k)
     if config.norm_topk_prob:
-        weights = weights / weights.sum(axis=-1, keepdims=True)
+        floor = 1e-20 if config.router == "sigmoid" else 0.0
+        weights = weights / (weights.sum(axis=-1, keepdims=True) + floor)
+    if config.routed_scale != 1.0:
+        weights = weights * config.routed_scale
     order = jnp.argsort(experts, axis=-1)
     return jnp.take_along_axis(experts, order, -1), jnp.take_along_axis(weights, order, -1)
 
 
+def _in_best_groups(config: ModelConfig, preference: jax.Array) -> jax.Array:
+    """Preferences `[N, E]`, -inf outside the groups whose two best experts sum highest."""
+    if config.num_groups == 1:
+        return preference
+    groups = preference.reshape(-1, config.num_groups, config.num_experts // config.num_groups)
+    best, _ = lax.top_k(groups, min(2, groups.shape[-1]))
+    _, chosen = lax.top_k(best.sum(axis=-1), config.top_groups)
+    allowed = (chosen[:, :, None] == jnp.arange(config.num_groups)).any(axis=1)
+    return jnp.where(allowed[:, :, None], groups, -jnp.inf).reshape(preference.shape)
+
+
 def moe(
-    config: ModelConfig,
-    weights: dict,
-    adapter: Adapter | None,
-    layer: jax.Array,
-    x: jax.Array,
-    valid: jax.Array,
-    skip_unused: bool,
+    module: Module, x: jax.Array, valid: jax.Array, *, skip_unused: bool
 ) -> tuple[jax.Array, jax.Array]:
     """Feed-forward of `x[N, D]` through each token's chosen experts.
 
     Args:
+      module: with the router `gate` and the `experts`.
       valid: [N] bool; padding reaches no expert.
       skip_unused: leave out blocks that hold no row. Not for training: through a conditional, a
         loop would save the whole stack of packed weights once per block for the backward pass.
@@ -49,15 +67,14 @@ def moe(
     Returns:
       `[N, D]` in x's dtype, and how many tokens chose each expert, `[E]` int32.
     """
-    experts, mixing = over_rows(
-        lambda rows: route(config, weights["gate"], layer, rows), config.tile, x
-    )
+    config = module.config
+    experts, mixing = over_rows(lambda rows: route(module, rows), config.tile, x)
     experts = jnp.where(valid[:, None], experts, config.num_experts)
     if config.mesh.size == 1:
         load = _count(experts, config.num_experts)
-        slots = _dispatch(config, weights["experts"], adapter, layer, x, experts, skip_unused)
+        slots = _dispatch(module.below("experts"), x, experts, skip_unused)
     else:
-        load, slots = _exchange(config, weights["experts"], adapter, layer, x, experts, skip_unused)
+        load, slots = _exchange(module.below("experts"), x, experts, skip_unused)
     total = jnp.zeros(x.shape, jnp.float32)
     for j in range(config.top_k):
         # Rounding each product keeps the compiler from fusing it with the sum in one program and
@@ -67,18 +84,13 @@ def moe(
 
 
 def _exchange(
-    config: ModelConfig,
-    weights: dict,
-    adapter: Adapter | None,
-    layer: jax.Array,
-    x: jax.Array,
-    experts: jax.Array,
-    skip_unused: bool,
+    module: Module, x: jax.Array, experts: jax.Array, skip_unused: bool
 ) -> tuple[jax.Array, jax.Array]:
     """`_dispatch` over the mesh: tokens are gathered, each device serves the experts it holds.
 
     A slot has one non-zero contributor, so the sums over devices are exact.
     """
+    config = module.config
     local = config.num_experts // config.mesh.size
     device = lax.axis_index("data") * config.mesh.tensor + lax.axis_index("tensor")
     x = lax.all_gather(x, "data", tiled=True)
@@ -86,20 +98,13 @@ def _exchange(
     load = _count(experts, config.num_experts)
     here = experts - device * local
     here = jnp.where((here >= 0) & (here < local), here, local)
-    slots = lax.psum(_dispatch(config, weights, adapter, layer, x, here, skip_unused), "tensor")
+    slots = lax.psum(_dispatch(module, x, here, skip_unused), "tensor")
     return load, lax.psum_scatter(slots, "data", tiled=True)
 
 
-def _dispatch(
-    config: ModelConfig,
-    weights: dict,
-    adapter: Adapter | None,
-    layer: jax.Array,
-    x: jax.Array,
-    experts: jax.Array,
-    skip_unused: bool,
-) -> jax.Array:
+def _dispatch(module: Module, x: jax.Array, experts: jax.Array, skip_unused: bool) -> jax.Array:
     """Outputs `[N, k, D]` of each token's experts `[N, k]`; zero for experts out of range."""
+    config, weights, adapter, layer = module.config, module.weights, module.adapter, module.layer
     n, k = experts.shape
     count = weights["gate_proj"].shape[1]
     size = config.tile or min(config.expert_block, -(-n * k // (16 * count)) * 16)
@@ -132,9 +137,11 @@ def _dispatch(
         local = adapter.replace(params=params) if adapter else None
 
         def project(name: str, x: jax.Array) -> jax.Array:
-            return linear(x, weights[name], (layer, expert), local, name)
+            bias = weights[f"{name}_bias"][layer, expert] if config.expert_bias else None
+            return linear(x, weights[name], (layer, expert), local, name, bias=bias)
 
-        return project("down_proj", swiglu(project("gate_proj", rows), project("up_proj", rows)))
+        gate, up = project("gate_proj", rows), project("up_proj", rows)
+        return project("down_proj", swiglu(gate, up, config.swiglu_limit, config.swiglu_alpha))
 
     def if_used(xs: tuple) -> jax.Array:
         used, *rest = xs

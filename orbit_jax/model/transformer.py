@@ -13,22 +13,16 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from orbit_jax import mesh
-from orbit_jax.adapters.adapter import Adapter, at
-from orbit_jax.model.attention import (
-    Cache,
-    attend,
-    attend_cached,
-    by_slot,
-    rope_angles,
-    rotate,
-    write,
-)
+from orbit_jax.adapters.adapter import Adapter
+from orbit_jax.model import grouped, latent
+from orbit_jax.model.attention import Cache, Scoring, attend, attend_cached, by_slot, write
 from orbit_jax.model.config import ModelConfig
-from orbit_jax.model.layers import linear, rms_norm, swiglu
+from orbit_jax.model.layers import Module, feed_forward, rms_norm
 from orbit_jax.model.moe import moe
+from orbit_jax.model.rope import angles
 from orbit_jax.model.stream import Layout, Stream, lay_out
 from orbit_jax.quant.matmul import over_rows
-from orbit_jax.quant.qtensor import QTensor, dequantize, round_to, take_rows
+from orbit_jax.quant.qtensor import QTensor, dequantize, take_rows
 
 
 def apply(
@@ -74,7 +68,8 @@ def _forward(
     dtype = jnp.dtype(config.compute_dtype)
     kv_heads = config.num_kv_heads // (config.mesh.tensor if mesh.shards_heads(config) else 1)
     layout = lay_out(config, stream, kv_heads)
-    rope = rope_angles(config, stream)
+    tables = angles(config.rope, config.rotated, stream.num_slots)
+    rope = tuple(jnp.take(jnp.asarray(t), stream.positions, axis=0) for t in tables)
     hidden = _embed(base["embed_tokens"], stream.tokens)
     loads, first = [], 0
     for i, (sparse, count) in enumerate(config.stacks):
@@ -109,58 +104,53 @@ def _layer(
 ) -> tuple[tuple[jax.Array, Cache | None], jax.Array]:
     """One layer as a scan body; `first` is the number of layers before this stack."""
     (hidden, cache), (layer, adapter) = carry, xs
-    whole_heads = mesh.shards_heads(config)
+    block = Module(config, weights, layer, adapter)
+    attention, mlp = block.below("self_attn"), block.below("mlp")
+    dtype = jnp.dtype(config.compute_dtype)
 
-    def project(name: str, x: jax.Array, group: str = "self_attn", gather: bool = True, dtype=None):
-        y = linear(x, weights[group][name], (layer,), adapter, group, name, dtype=dtype)
-        return mesh.gather_columns(config.mesh, y) if gather else y
-
-    def norm(name: str, x: jax.Array) -> jax.Array:
-        return rms_norm(x, weights[name][layer], config.rms_norm_eps, config.compute_dtype)
-
-    def queries_keys_values(hidden: jax.Array, cos: jax.Array, sin: jax.Array):
-        x = norm("input_layernorm", hidden)
-        out = []
-        for name in ("q", "k", "v"):
-            y = project(f"{name}_proj", x, gather=not whole_heads)
-            y = y.reshape(y.shape[0], -1, config.head_dim)
-            if name != "v":
-                if config.qk_norm:
-                    scale = weights["self_attn"][f"{name}_norm"][layer]
-                    y = rms_norm(y, scale, config.rms_norm_eps, y.dtype)
-                y = round_to(rotate(y.astype(jnp.float32), cos, sin), y.dtype)
-            out.append(y)
-        return tuple(out)
+    def before_attention(hidden: jax.Array, cos: jax.Array, sin: jax.Array):
+        x = block.norm("input_layernorm", hidden, dtype)
+        if config.latent:
+            return latent.queries_and_latents(attention, x, cos, sin)
+        return grouped.queries_keys_values(attention, x, cos, sin)
 
     def after_attention(hidden: jax.Array, attended: jax.Array):
-        hidden = hidden + project("o_proj", attended, dtype=jnp.float32)
-        return hidden, norm("post_attention_layernorm", hidden)
+        attended = latent.values(attention, attended) if config.latent else attended
+        hidden = hidden + attention.project("o_proj", attended, dtype=jnp.float32)
+        return hidden, block.norm("post_attention_layernorm", hidden, dtype)
 
-    def feed_forward(x: jax.Array) -> jax.Array:
-        gate, up = (project(n, x, "mlp", gather=False) for n in ("gate_proj", "up_proj"))
-        return project(
-            "down_proj",
-            mesh.gather_columns(config.mesh, swiglu(gate, up)),
-            "mlp",
-            dtype=jnp.float32,
-        )
-
-    q, k, v = over_rows(queries_keys_values, config.tile, hidden, *rope)
+    q, k, v = over_rows(before_attention, config.tile, hidden, *rope)
+    scoring = Scoring(
+        scale=config.score_scale,
+        window=_window(config, first + layer),
+        sinks=grouped.sinks(attention),
+    )
     if cache is None:
-        keys, values = by_slot(layout, stream, k), by_slot(layout, stream, v)
-        attended = attend(config, layout, q, keys, values)
+        keys = by_slot(layout, stream, k)
+        values = keys if v is None else by_slot(layout, stream, v)
+        attended = attend(config, layout, scoring, q, keys, values)
     else:
         cache = write(cache, first + layer, stream, k, v)
-        attended = attend_cached(config, layout, q, cache, first + layer)
-    if whole_heads:
+        attended = attend_cached(config, layout, scoring, q, cache, first + layer)
+    if mesh.shards_heads(config):
         attended = mesh.gather_columns(config.mesh, attended)
     hidden, x = over_rows(after_attention, config.tile, hidden, attended)
-    if sparse:
-        experts = adapter.replace(params=at(adapter.params, "mlp", "experts")) if adapter else None
-        y, load = moe(config, weights["mlp"], experts, layer, x, stream.valid, cache is not None)
-    else:
-        y, load = over_rows(feed_forward, config.tile, x), jnp.zeros(0, jnp.int32)
+    if not sparse:
+        y = over_rows(lambda x: feed_forward(mlp, x, jnp.float32), config.tile, x)
+        return (hidden + y, cache), jnp.zeros(0, jnp.int32)
+    y, load = moe(mlp, x, stream.valid, skip_unused=cache is not None)
+    if config.shared_size:
+        shared = mlp.below("shared_experts")
+        hidden += over_rows(lambda x: feed_forward(shared, x, jnp.float32), config.tile, x)
     return (hidden + y, cache), load
+
+
+def _window(config: ModelConfig, layer: jax.Array) -> jax.Array | None:
+    """How many positions a layer looks back over; None where no layer is limited."""
+    if not config.windows:
+        return None
+    unlimited = config.max_positions
+    return jnp.array([window or unlimited for window in config.windows], jnp.int32)[layer]
 
 
 def _embed(table: QTensor | jax.Array, tokens: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ it stands, so the log-probs of sampler and trainer can be equal. And the backwar
 but the packed codes: weights are widened again, used and dropped.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -88,6 +89,54 @@ def _backward(residual: tuple, g: jax.Array) -> tuple:
 
 
 _frozen_matmul.defvjp(_forward, _backward)
+
+
+def matmul_heads(
+    x: jax.Array,
+    w: QTensor | Unstacked | jax.Array,
+    index: Sequence[jax.Array | int],
+    rows: tuple[int, int],
+    *,
+    transposed: bool = False,
+) -> jax.Array:
+    """Each head's `x[N, H, in]` times its own part of a weight: `[N, H, out]` in f32.
+
+    The rows of the weight at `index` of the stack `w[..., H*P, width]` are H runs of P, of which a
+    head takes those from `rows[0]` to before `rows[1]`: from `width` to as many outputs, or, if
+    `transposed`, the other way. Frozen and row-stable like `matmul`.
+    """
+    if isinstance(w, QTensor | Unstacked):
+        return _frozen_heads(x, w, tuple(index), rows, transposed)
+    return _dot_heads(x, w[tuple(index)].astype(x.dtype), rows, transposed)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _frozen_heads(
+    x: jax.Array, q: QTensor | Unstacked, index: tuple, rows: tuple[int, int], transposed: bool
+) -> jax.Array:
+    return _with_weight(lambda x, w: _dot_heads(x, w, rows, transposed), x, q, index)
+
+
+def _heads_forward(x, q, index, rows, transposed) -> tuple[jax.Array, tuple]:
+    return _frozen_heads(x, q, index, rows, transposed), (x[:0], q, index)
+
+
+def _heads_backward(rows: tuple, transposed: bool, residual: tuple, g: jax.Array) -> tuple:
+    x, q, index = residual
+    moved = _frozen_heads(g.astype(x.dtype), q, index, rows, not transposed)
+    return moved.astype(x.dtype), None, None
+
+
+_frozen_heads.defvjp(_heads_forward, _heads_backward)
+
+
+def _dot_heads(x: jax.Array, w: jax.Array, rows: tuple[int, int], transposed: bool) -> jax.Array:
+    heads = x.shape[1]
+    own = w.reshape(heads, w.shape[0] // heads, -1)[:, rows[0] : rows[1]]
+    own = own.swapaxes(1, 2) if transposed else own
+    # Copies: a dot with a transposed operand would be widened and sum in another order.
+    by_head = lax.optimization_barrier((x.swapaxes(0, 1), own))
+    return jax.vmap(dot)(*by_head).swapaxes(0, 1)
 
 
 def _with_weight(fn: Callable, x: jax.Array, q: QTensor | Unstacked, index: tuple) -> jax.Array:

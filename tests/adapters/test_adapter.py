@@ -12,7 +12,7 @@ from rotation import Rotation
 
 from orbit_jax.adapters.adapter import LINEAR_LAYERS, Method, attach, fingerprint, merge
 from orbit_jax.adapters.lora import LoRA
-from orbit_jax.model.layers import linear
+from orbit_jax.model.layers import Module, linear
 from orbit_jax.model.moe import moe
 from orbit_jax.quant.qtensor import QTensor, dequantize
 
@@ -258,7 +258,9 @@ def test_a_rotation_from_outside_works_on_experts():
 
     @jax.jit
     def run(weights, adapter):
-        return moe(toy.MOE, weights, adapter, 1, x, jnp.ones(20, bool), False)[0]
+        return moe(Module(toy.MOE, weights, 1, adapter), x, jnp.ones(20, bool), skip_unused=False)[
+            0
+        ]
 
     weights = base()["layers"][0]["mlp"]
     bare, unmoved, moved = (np.asarray(run(weights, a)) for a in (None, still, layer))

@@ -69,7 +69,7 @@ def test_the_config_is_that_of_the_metadata():
     assert (config.family, config.num_layers, config.vocab_size) == ("llama", 2, 271)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
     assert (config.hidden_size, config.intermediate_size) == (64, 96)
-    assert (config.rope_theta, config.max_positions) == (5000.0, 64)
+    assert (config.rope.theta, config.max_positions) == (5000.0, 64)
     assert np.float32(config.rms_norm_eps) == np.float32(1e-6)
     assert not config.tie_word_embeddings
     wide, _ = load_base(GOLDENS / "k_quants.gguf")

@@ -63,7 +63,7 @@ CASES = {
             toy.DENSE,
             num_kv_heads=1,
             head_dim=64,
-            qk_norm=False,
+            qk_norm="",
             tie_word_embeddings=False,
             vocab_size=101,
         ),
@@ -90,6 +90,27 @@ CASES = {
     ),
     "fixed row tiles": Case(
         dataclasses.replace(toy.MOE, recipe="tiles", num_kv_heads=1, head_dim=128), num_rows=5
+    ),
+    "latent attention, adapted everywhere": Case(toy.LATENT, targets=LINEAR_LAYERS),
+    "latent attention with plain queries, packed, working copy": Case(
+        dataclasses.replace(
+            toy.LATENT,
+            latent=dataclasses.replace(toy.LATENT.latent, q_rank=0, value=32),
+            num_heads=9,
+            num_groups=1,
+            top_groups=1,
+        ),
+        num_rows=5,
+        dense_bits=8,
+        copied=True,
+        targets=("q_proj", "kv_b_proj", "shared_experts.down_proj"),
+    ),
+    "latent attention by tiles": Case(
+        dataclasses.replace(toy.LATENT, recipe="tiles"), num_rows=3, targets=LINEAR_LAYERS
+    ),
+    "sinks, windows and biases": Case(toy.SINKS, targets=LINEAR_LAYERS),
+    "norms over all heads, clipped": Case(
+        dataclasses.replace(toy.MOE, family="olmoe", qk_norm="all", clip_qkv=1.5), num_rows=3
     ),
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

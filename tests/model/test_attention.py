@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import toy
 
-from orbit_jax.model.attention import Cache, attend, attend_cached, by_slot, rope_angles, rotate
+from orbit_jax.model.attention import Cache, Scoring, attend, attend_cached, by_slot
 from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.rope import angles, rotate
 from orbit_jax.model.stream import Stream, lay_out, regroup
 
 B, S = 3, 64
@@ -41,11 +42,15 @@ def tensors(config: ModelConfig, dtype: str) -> tuple[np.ndarray, ...]:
     return tuple(rng.standard_normal(s, np.float32).astype(jnp.dtype(dtype)) for s in shapes)
 
 
+def scoring(config: ModelConfig) -> Scoring:
+    return Scoring(config.score_scale)
+
+
 def attention(config: ModelConfig, queries: Stream, q, everything: Stream, k, v) -> jax.Array:
     """`queries` attend to the keys and values of `everything`."""
     layout = lay_out(config, everything, 2)
     keys, values = by_slot(layout, everything, k), by_slot(layout, everything, v)
-    return attend(config, lay_out(config, queries, 2), q, keys, values)
+    return attend(config, lay_out(config, queries, 2), scoring(config), q, keys, values)
 
 
 def decoding(config: ModelConfig, queries: Stream, q, everything: Stream, k, v) -> jax.Array:
@@ -58,7 +63,8 @@ def decoding(config: ModelConfig, queries: Stream, q, everything: Stream, k, v) 
         return jnp.tile(slots, (copies, 1, 1, 1))[None]
 
     cache = Cache(held(k), held(v))
-    return attend_cached(config, lay_out(config, queries, 2), q, cache, jnp.int32(0))
+    layout = lay_out(config, queries, 2)
+    return attend_cached(config, layout, scoring(config), q, cache, jnp.int32(0))
 
 
 def jit(fn):
@@ -143,14 +149,14 @@ def test_more_slots_behind_a_row_change_nothing():
 def test_rotary_angles_are_those_of_the_positions():
     config = model(32, 1)
     stream = whole_rows()
-    cos, sin = rope_angles(config, stream)
-    inverse = config.rope_theta ** (-np.arange(16) / 16)
-    angles = stream.positions[:, None] * inverse
-    np.testing.assert_allclose(cos, np.cos(angles), atol=1e-6)
-    np.testing.assert_allclose(sin, np.sin(angles), atol=1e-6)
+    cos, sin = (table[stream.positions] for table in angles(config.rope, 32, S))
+    inverse = config.rope.theta ** (-np.arange(16) / 16)
+    turns = stream.positions[:, None] * inverse
+    np.testing.assert_allclose(cos, np.cos(turns), atol=1e-6)
+    np.testing.assert_allclose(sin, np.sin(turns), atol=1e-6)
     # A rotation keeps lengths, and products depend on the distance alone.
     x = np.ones((len(stream.rows), 1, 32), np.float32)
-    turned = np.asarray(rotate(jnp.asarray(x), cos, sin))[:, 0]
+    turned = np.asarray(rotate(config.rope, jnp.asarray(x), cos, sin))[:, 0]
     np.testing.assert_allclose((turned**2).sum(axis=1), 32, rtol=1e-5)
     row = turned[stream.rows == 0]
     np.testing.assert_allclose(row[3] @ row[10], row[40] @ row[47], rtol=1e-4)

@@ -32,7 +32,7 @@ LAYER_BYTES = 2 * 3 * DEEP.num_experts * DEEP.hidden_size * DEEP.expert_size
 
 
 def abstract_base(config) -> dict:
-    return jax.eval_shape(lambda key: freeze(init_weights(config, key)), jax.random.key(0))
+    return jax.eval_shape(lambda key: freeze(config, init_weights(config, key)), jax.random.key(0))
 
 
 def abstract_adapter(base: dict) -> Adapter:

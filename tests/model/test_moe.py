@@ -10,6 +10,7 @@ import pytest
 import toy
 
 from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.layers import Module
 from orbit_jax.model.moe import moe, route
 from orbit_jax.quant.qtensor import dequantize
 
@@ -29,12 +30,16 @@ def model(decoding: bool) -> ModelConfig:
     return dataclasses.replace(EXACT, expert_block=16, norm_topk_prob=decoding)
 
 
+def mlp(config: ModelConfig, weights: dict) -> Module:
+    return Module(config, weights, LAYER, None)
+
+
 @functools.cache
 def program(decoding: bool):
     """Jitted `(weights, x, valid) -> y, load`; decoding skips blocks without rows."""
 
     def run(weights: dict, x: jax.Array, valid: jax.Array):
-        return moe(model(decoding), weights, None, LAYER, x, valid, skip_unused=decoding)
+        return moe(mlp(model(decoding), weights), x, valid, skip_unused=decoding)
 
     return jax.jit(run)
 
@@ -101,7 +106,7 @@ def test_padding_reaches_no_expert(decoding):
 
 
 def test_experts_come_in_ascending_order_with_their_weights():
-    experts, mixing = jax.jit(functools.partial(route, EXACT))(weights()["gate"], LAYER, X)
+    experts, mixing = jax.jit(lambda w, x: route(mlp(EXACT, w), x))(weights(), X)
     assert (np.diff(experts, axis=1) > 0).all()
     np.testing.assert_allclose(mixing.sum(axis=1), 1, rtol=1e-6)
     scores = X @ plain_gate().T
@@ -113,7 +118,7 @@ def test_one_token_alone_has_the_bits_that_it_has_among_others():
     """In bf16, with the options of a run: the sums over choices do not depend on the company."""
     config = dataclasses.replace(EXACT, compute_dtype="bfloat16")
     run = toy.programs.jit(
-        lambda weights, x, valid, skip: moe(config, weights, None, LAYER, x, valid, skip)[0],
+        lambda weights, x, valid, skip: moe(mlp(config, weights), x, valid, skip_unused=skip)[0],
         toy.programs.options("fast"),
         static_argnames=("skip",),
     )

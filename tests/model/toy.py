@@ -14,8 +14,10 @@ from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter, attach
 from orbit_jax.adapters.lora import LoRA
 from orbit_jax.model.attention import empty_cache
 from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.families import Latent
 from orbit_jax.model.head import score
 from orbit_jax.model.init import freeze, init_weights
+from orbit_jax.model.rope import Rope
 from orbit_jax.model.stream import Stream
 from orbit_jax.model.transformer import apply
 from orbit_jax.quant.qtensor import QTensor, working_copy
@@ -30,10 +32,10 @@ MOE = ModelConfig(
     head_dim=32,
     intermediate_size=96,
     rms_norm_eps=1e-6,
-    rope_theta=1e4,
+    rope=Rope(1e4),
     max_positions=256,
     tie_word_embeddings=True,
-    qk_norm=True,
+    qk_norm="head",
     sparse=(True, True),
     num_experts=8,
     top_k=2,
@@ -41,6 +43,42 @@ MOE = ModelConfig(
     norm_topk_prob=True,
 )
 DENSE = dataclasses.replace(MOE, family="qwen3", sparse=(False, False), num_experts=0, top_k=0)
+
+
+# DeepSeek's parts: latent attention, a dense layer first, grouped experts by sigmoid, a shared one.
+LATENT = dataclasses.replace(
+    MOE,
+    family="deepseek_v3",
+    num_layers=3,
+    num_kv_heads=1,
+    head_dim=40,
+    latent=Latent(q_rank=32, kv_rank=32, nope=16, rope=8, value=24),
+    attention_scale=0.2,
+    qk_norm="",
+    rope=Rope(1e4, "yarn", factor=4.0, original=32, high=32.0, interleaved=True),
+    tie_word_embeddings=False,
+    sparse=(False, True, True),
+    router="sigmoid",
+    num_groups=4,
+    top_groups=2,
+    top_k=3,
+    routed_scale=2.5,
+    shared_size=96,
+)
+# gpt-oss': sinks, windows in every other layer, biases, clamped activations.
+SINKS = dataclasses.replace(
+    MOE,
+    family="gpt_oss",
+    qk_norm="",
+    windows=(9, 0),
+    sinks=True,
+    attention_bias=True,
+    router="chosen",
+    norm_topk_prob=False,
+    expert_bias=True,
+    swiglu_limit=2.0,
+    swiglu_alpha=1.702,
+)
 
 
 def make_base(config: ModelConfig, dense_bits: int = 16, group_size: int = 32) -> dict:
@@ -55,7 +93,9 @@ def make_base(config: ModelConfig, dense_bits: int = 16, group_size: int = 32) -
         return values * 1.5 / np.sqrt(leaf.shape[-1], dtype=np.float32)
 
     weights = jax.tree_util.tree_map_with_path(draw, shapes)
-    return jax.jit(functools.partial(freeze, dense_bits=dense_bits, group_size=group_size))(weights)
+    return jax.jit(functools.partial(freeze, config, dense_bits=dense_bits, group_size=group_size))(
+        weights
+    )
 
 
 def with_working_copy(base: dict) -> dict:

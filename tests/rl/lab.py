@@ -5,6 +5,7 @@ exactly; `toy`, one dense layer with an adapter on one weight, compiles fast, fo
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from orbit_jax.config import OptimizerConfig, PPOConfig
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.head import logits
 from orbit_jax.model.init import freeze, init_weights
+from orbit_jax.model.rope import Rope
 from orbit_jax.model.stream import Stream
 from orbit_jax.model.transformer import apply
 from orbit_jax.rl import rollouts, sampler, step
@@ -40,10 +42,10 @@ MOE = ModelConfig(
     head_dim=16,
     intermediate_size=32,
     rms_norm_eps=1e-6,
-    rope_theta=1e4,
+    rope=Rope(1e4),
     max_positions=64,
     tie_word_embeddings=True,
-    qk_norm=True,
+    qk_norm="head",
     sparse=(True, True),
     num_experts=4,
     top_k=2,
@@ -64,7 +66,7 @@ class Lab:
         # of sampler and trainer differ.
         self.options = programs.options(model.recipe)
         self.model, self.targets = model, tuple(targets)
-        self.base = jax.jit(freeze)(draw_weights(model))
+        self.base = jax.jit(functools.partial(freeze, model))(draw_weights(model))
         self.sample = self.jit(sampler.sample, "config filters", donate_argnames=("state",))
         self.step = self.jit(
             step.ppo_step, "config loss_fn advantage_fn", donate_argnames=("state",)

@@ -1,0 +1,77 @@
+"""Every family against transformers in f32, on tiny checkpoints as they are deployed."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from orbit_jax.checkpoint.base import load_base
+from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.head import logits
+from orbit_jax.model.stream import Stream
+from orbit_jax.model.transformer import apply
+
+FAMILIES = Path(__file__).parents[1] / "goldens" / "families"
+NAMES = sorted(path.parent.name for path in FAMILIES.glob("*/reference.npz"))
+
+
+@functools.cache
+def load(name: str) -> tuple[ModelConfig, dict, dict[str, np.ndarray]]:
+    config, base = load_base(FAMILIES / name)
+    config = dataclasses.replace(config, compute_dtype="float32")
+    return config, base, dict(np.load(FAMILIES / name / "reference.npz"))
+
+
+def forward(config: ModelConfig, base: dict, tokens: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    """Log-probs `[B, T, V]` after each token, and each layer's loads."""
+    rows, positions = np.indices(tokens.shape, np.int32)
+    num_rows, num_slots = tokens.shape
+    flat = (jnp.asarray(x.reshape(-1)) for x in (tokens, rows, positions))
+    stream = Stream(*flat, num_rows=num_rows, num_slots=num_slots)
+
+    @jax.jit
+    def run(base: dict, stream: Stream) -> tuple[jax.Array, jax.Array]:
+        hidden, _, load = apply(config, base, None, stream)
+        return jax.nn.log_softmax(logits(base, hidden)), load
+
+    logprobs, load = run(base, stream)
+    return logprobs.reshape(*tokens.shape, -1), load
+
+
+def test_the_goldens_cover_what_differs():
+    configs = [load(name)[0] for name in NAMES]
+    assert {c.family for c in configs} == {
+        *("llama", "qwen3", "qwen3_moe", "mixtral", "olmoe", "gpt_oss", "deepseek_v3", "kimi_k2")
+    }
+    assert {c.rope.kind for c in configs} == {"default", "linear", "llama3", "yarn"}
+    assert {c.tie_word_embeddings for c in configs} == {True, False}
+    for fact in (
+        *("windows", "sinks", "attention_bias", "expert_bias", "clip_qkv", "shared_size"),
+        "swiglu_limit",
+    ):
+        assert len({getattr(c, fact) for c in configs}) > 1, fact
+    assert {c.num_groups for c in configs if c.latent} == {1, 4}
+    assert {bool(c.latent.q_rank) for c in configs if c.latent} == {True, False}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logprobs_and_routing_agree_with_transformers(name: str):
+    config, base, reference = load(name)
+    tokens, chosen = reference["tokens"], reference["experts"]
+    logprobs, loads = forward(config, base, tokens)
+    np.testing.assert_allclose(logprobs, reference["logprobs"], rtol=0, atol=1e-4)
+    wanted = [np.bincount(layer.reshape(-1), minlength=config.num_experts) for layer in chosen]
+    np.testing.assert_array_equal(loads, np.reshape(wanted, loads.shape))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_continuations_are_those_of_transformers(name: str):
+    config, base, reference = load(name)
+    tokens = np.concatenate([reference["tokens"], reference["greedy"]], axis=1)
+    logprobs, _ = forward(config, base, tokens)
+    given = reference["tokens"].shape[1]
+    np.testing.assert_array_equal(logprobs[:, given - 1 : -1].argmax(-1), reference["greedy"])
