@@ -21,7 +21,7 @@ from orbit_jax.model.stream import Stream
 from orbit_jax.quant.qtensor import QTensor, Unstacked
 
 P = PartitionSpec
-_REPLICATED = ("embed_tokens", "lm_head", "norm", "gate", "q_norm", "k_norm", "kv_b_proj")
+_REPLICATED = ("embed_tokens", "lm_head", "norm", "gate", "q_norm", "k_norm")
 _VECTORS = ("gate_bias", "e_score_correction_bias", "sinks", "q_a_layernorm", "kv_a_layernorm")
 _FIELDS = tuple(field.name for field in dataclasses.fields(QTensor))
 _LAYER_NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -83,6 +83,8 @@ def weight_spec(path: tuple[str, ...]) -> P:
         return P()
     if name.removesuffix("_bias") != name:
         return P(*weight_spec((*path[:-1], name.removesuffix("_bias")))[:-1])
+    if name == "kv_b_proj":
+        return P(None, None, None)  # each device attends with all heads to the one latent
     if name in LINEAR_LAYERS and "experts" in path:
         return P(None, ("data", "tensor"), None, None)
     if name in LINEAR_LAYERS:

@@ -183,10 +183,10 @@ def test_a_merged_weight_does_what_the_adapter_does(method, dtype, tolerance):
 
     @jax.jit
     def both(x, packed, here):
-        adapted = linear(x, packed, (1,), here, "self_attn", "o_proj")
+        adapted = linear(x, packed, (1,), here.below("self_attn"), "o_proj")
         weight = dequantize(packed, jnp.float32)[1]
         merged = method.merge(here.params["self_attn"]["o_proj"], weight).astype(dtype)
-        return adapted, linear(x, merged[None], (0,), None), linear(x, packed, (1,), None)
+        return adapted, linear(x, merged[None], (0,), None, ""), linear(x, packed, (1,), None, "")
 
     adapted, merged, bare = (np.asarray(y, np.float32) for y in both(x, packed, here))
     size = np.abs(adapted).max()
@@ -251,8 +251,8 @@ def rotated(config):
 
 
 def test_a_rotation_from_outside_works_on_experts():
-    experts = rotated(toy.MOE).params["layers"][0]["mlp"]["experts"]
-    layer = jax.tree.map(lambda p: p[1], rotated(toy.MOE).replace(params=experts))
+    mlp = rotated(toy.MOE).params["layers"][0]["mlp"]
+    layer = jax.tree.map(lambda p: p[1], rotated(toy.MOE).replace(params=mlp))
     still = jax.tree.map(lambda p: np.broadcast_to(np.eye(64, dtype=np.float32), p.shape), layer)
     x = np.random.default_rng(0).standard_normal((20, 64), np.float32).astype(jnp.bfloat16)
 

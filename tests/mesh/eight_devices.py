@@ -30,6 +30,10 @@ from orbit_jax.rl.train_state import init_state  # noqa: E402
 MODELS = {
     "moe": toy.MOE,
     "dense": dataclasses.replace(toy.DENSE, num_heads=8, num_kv_heads=4, head_dim=16),
+    "latent": toy.LATENT,
+    "sinks": dataclasses.replace(
+        toy.SINKS, num_heads=8, num_kv_heads=4, head_dim=16, qk_norm="all"
+    ),
 }
 NUM_ROWS, NUM_SLOTS = 8, 64
 PROMPTS = [0, 9, 30, 1, 5, 17, 2, 40]
@@ -49,7 +53,10 @@ def on(name: str, data: int = 1, tensor: int = 1) -> ModelConfig:
 @functools.cache
 def placed(config: ModelConfig, name: str) -> tuple:
     base = toy.make_base(MODELS[name])
-    adapter = toy.make_adapter(base, targets=("q_proj", "o_proj", "down_proj"))
+    targets = ("q_proj", "o_proj", "down_proj")
+    if MODELS[name].latent:
+        targets = ("q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "down_proj")
+    adapter = toy.make_adapter(base, targets=targets)
     base = mesh.place(config, base, mesh.base_specs(base))
     return base, mesh.place(config, adapter, mesh.adapter_specs(adapter))
 
@@ -160,7 +167,11 @@ def main() -> None:
     figures["moe 2x4 under a gradient"] = toy.largest_gap(one, gradient("moe", 2, 4)[0])
     figures["moe 2x4 decoded"] = toy.largest_gap(one, decoded("moe", 2, 4))
     figures["dense 2x4"] = toy.largest_gap(full("dense"), full("dense", 2, 4))
-    figures["dense 2x4 decoded"] = toy.largest_gap(full("dense"), decoded("dense", 2, 4))
+    for name in ("dense", "latent", "sinks"):
+        figures[f"{name} 2x4 decoded"] = toy.largest_gap(full(name), decoded(name, 2, 4))
+    for name in ("latent", "sinks"):
+        found = gradient(name, 2, 4)[0]
+        figures[f"{name} 2x4 under a gradient"] = toy.largest_gap(full(name), found)
     copied = decoded_from_a_working_copy("moe", 2, 4)
     figures["moe 2x4 decoded from a working copy"] = toy.largest_gap(one, copied)
     for data, tensor in ((8, 1), (2, 4)):

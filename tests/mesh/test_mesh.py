@@ -24,6 +24,10 @@ from orbit_jax.quant.qtensor import from_float
         "moe 2x4 decoded from a working copy",
         "dense 2x4",
         "dense 2x4 decoded",
+        "latent 2x4 decoded",
+        "latent 2x4 under a gradient",
+        "sinks 2x4 decoded",
+        "sinks 2x4 under a gradient",
     ],
 )
 def test_logprobs_on_eight_devices_are_those_of_one(way, eight_devices):
@@ -56,6 +60,12 @@ def test_every_weight_has_a_rule():
     assert specs["self_attn"]["o_proj"].codes == P(None, "tensor", None)
     assert specs["mlp"]["gate"].codes == P()
     assert specs["input_layernorm"] == P()
+    specs = mesh.base_specs(jax.eval_shape(lambda: toy.make_base(toy.LATENT)))["layers"][1]
+    assert specs["self_attn"]["kv_b_proj"].codes == P(None, None, None)
+    assert specs["mlp"]["shared_experts"]["up_proj"].codes == P(None, "tensor", None)
+    specs = mesh.base_specs(jax.eval_shape(lambda: toy.make_base(toy.SINKS)))["layers"][0]
+    assert specs["self_attn"]["q_proj_bias"] == P(None, "tensor")
+    assert specs["mlp"]["experts"]["up_proj_bias"] == P(None, ("data", "tensor"), None)
 
 
 @pytest.mark.parametrize("name", ["bias", "gate_proj_2", "wq"])
