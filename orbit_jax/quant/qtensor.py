@@ -9,7 +9,6 @@ Leading dimensions (layers, experts) stand before `[out, in]` in every field; `s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -17,28 +16,8 @@ import numpy as np
 from flax import struct
 from jax import lax
 
-
-@dataclass(frozen=True)
-class Format:
-    """How codes are read: bits of each, and the code that stands for zero (or for the minimum)."""
-
-    bits: int
-    zero: int | None  # None: the codes are the bits of a floating point number
-    float_dtype: str | None = None
-
-
-# Every format, one line each. A tensor with an `offset` reads its zero codes from there instead of
-# `zero` (compressed-tensors' asymmetric checkpoints).
-FORMATS: dict[str, Format] = {
-    "int4": Format(bits=4, zero=8),
-    "int6": Format(bits=6, zero=32),
-    "int8": Format(bits=8, zero=128),
-    "uint4": Format(bits=4, zero=0),
-    "uint6": Format(bits=6, zero=0),
-    "bfloat16": Format(bits=16, zero=None, float_dtype="bfloat16"),
-    "float16": Format(bits=16, zero=None, float_dtype="float16"),
-    "float32": Format(bits=32, zero=None, float_dtype="float32"),
-}
+from orbit_jax.quant.codes import FORMATS, Format, floats_of, unpack, unpack_nibbles
+from orbit_jax.quant.subnormal import product
 
 _BITS_DTYPE = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 
@@ -52,14 +31,22 @@ class QTensor:
         `[..., out, in/2 + in/4]` uint8 for 6 bits (the low nibbles as for 4 bits, then the high two
         bits of each code, four a byte, lowest first), `[..., out, in]` uint8 for 8 bits, else the
         bits of a float as uint16 or uint32 (in a working copy the floats themselves).
-      scales: `[..., out, in/G]` bits of `scale_dtype`, or a `QTensor` of that shape where they are
-        themselves quantised (GGUF's K-quants); None for plain floats.
+      scales: `[..., out/R, in/G]` bits of `scale_dtype`, one for a block of R rows and G columns of
+        which the last may be partial; one row of them serves all rows. Or a `QTensor` of that shape
+        where they are themselves quantised (GGUF's K-quants); None for plain floats.
       offset: zero codes of asymmetric formats, packed like the codes but along `out`:
         `[..., ceil(out/2), in/G]` uint8 for 4 bits, `[..., out, in/G]` uint8 for 8; or None.
       format: a key of `FORMATS`.
       minimum: what code 0 of the `uint` formats stands for, held like the scales; or None.
       scale_dtype: name of the float type whose bits `scales` and `minimum` hold.
       group_size: G, the number of elements along `in` that share a scale; 0 for plain floats.
+      columns: `[..., 1, in]` int32, the group of each column where it is not its place over G
+        (GPTQ's act-order); or None.
+      levels: `[..., 1, 256]` f32, what each byte of `scales` stands for where that is a weight's
+        own matter (NVFP4's scales under a global one); or None.
+      block_rows: R.
+      subnormal: whether some product of a code and its scale is below f32's normal range. Hardware
+        may flush those to zero, so that such a tensor is multiplied in integers.
     """
 
     codes: jax.Array
@@ -69,6 +56,10 @@ class QTensor:
     minimum: "jax.Array | QTensor | None" = None
     scale_dtype: str = struct.field(pytree_node=False, default="bfloat16")
     group_size: int = struct.field(pytree_node=False, default=0)
+    columns: jax.Array | None = None
+    levels: jax.Array | None = None
+    block_rows: int = struct.field(pytree_node=False, default=1)
+    subnormal: bool = struct.field(pytree_node=False, default=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,23 +82,26 @@ def dequantize(q: QTensor, dtype: jnp.dtype) -> jax.Array:
     product is exact and a fused multiply-add gives the bits of the separate operations.
     """
     spec = FORMATS[q.format]
-    if spec.zero is None:
+    if spec.plain:
         return lax.bitcast_convert_type(q.codes, jnp.dtype(spec.float_dtype)).astype(dtype)
     *lead, out, width = q.shape
-    groups = (*lead, out, width // q.group_size, -1)
-    if q.offset is None:
-        zero = jnp.float32(spec.zero)
-    else:
-        zero = _unpack_nibbles(q.offset, axis=-2) if spec.bits == 4 else q.offset
-        zero = zero[..., :out, :, None].astype(jnp.float32)
+    group = q.group_size if _is_regular(q) else 1
+    groups = (*lead, out, width // group, -1)
     scales = _per_group(q, q.scales)
+    zero = None if spec.zero is None else _zero(q, spec)
     minima = None if q.minimum is None else _per_group(q, q.minimum)
+    multiply = product if q.subnormal else jnp.multiply
 
     def values(codes: jax.Array) -> jax.Array:
-        product = (codes.reshape(groups).astype(jnp.float32) - zero) * scales
-        return product if minima is None else product + minima
+        codes = codes.reshape(groups)
+        if zero is None:
+            numbers = floats_of(codes, q.format)
+        else:
+            numbers = codes.astype(jnp.float32) - zero
+        scaled = multiply(numbers, scales)
+        return scaled if minima is None else scaled + minima
 
-    if spec.bits == 4 and jnp.dtype(dtype) == jnp.bfloat16 and q.group_size % 2 == 0:
+    if spec.bits == 4 and jnp.dtype(dtype) == jnp.bfloat16 and group % 2 == 0:
         # Both values of a byte as the two halves of a word: element-wise in the bytes, which a CPU
         # does four times as fast as interleaving codes first.
         low, high = (
@@ -116,7 +110,7 @@ def dequantize(q: QTensor, dtype: jnp.dtype) -> jax.Array:
         )
         pairs = lax.bitcast_convert_type(low >> 16 | high, dtype)  # [..., out, in/G, G/2, 2]
         return pairs.reshape(*lead, out, width)
-    codes = _unpack(q.codes, spec.bits, width)
+    codes = unpack(q.codes, spec.bits, width)
     return round_to(values(codes).reshape(*lead, out, width), dtype)
 
 
@@ -147,10 +141,28 @@ def select(q: QTensor, index: Sequence[jax.Array | int]) -> QTensor:
 
 
 def take_rows(q: QTensor, rows: jax.Array) -> QTensor:
-    """Rows of an unstacked `q` (an embedding look-up), still packed."""
-    if q.offset is not None:
+    """Rows of an unstacked `q` (an embedding look-up), still packed.
+
+    Raises:
+      ValueError: for 4-bit zero codes, which are packed two rows a byte.
+    """
+    if q.offset is not None and FORMATS[q.format].bits == 4:
         raise ValueError("take_rows: an embedding with packed zero codes is not supported")
-    return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0, mode="clip"), q)
+
+    def take(field: jax.Array | QTensor | None, block: int = 1) -> jax.Array | QTensor | None:
+        if isinstance(field, QTensor):
+            return take_rows(field, rows)
+        if field is None or (block > 1 and field.shape[0] == 1):
+            return field
+        return jnp.take(field, rows // block if block > 1 else rows, axis=0, mode="clip")
+
+    return q.replace(
+        codes=take(q.codes),
+        scales=take(q.scales, q.block_rows),
+        offset=take(q.offset),
+        minimum=take(q.minimum, q.block_rows),
+        block_rows=1,
+    )
 
 
 @struct.dataclass
@@ -175,7 +187,7 @@ def working_copy(q: QTensor) -> QTensor | Unstacked:
     Dequantising is element-wise, so a product with the copy has the bits of one with the codes.
     Weights that are floats already keep their type.
     """
-    if FORMATS[q.format].zero is not None:
+    if not FORMATS[q.format].plain:
         q = from_float(dequantize(q, jnp.bfloat16))
     q = q.replace(codes=lax.bitcast_convert_type(q.codes, jnp.dtype(FORMATS[q.format].float_dtype)))
     if q.codes.ndim == 2:
@@ -186,7 +198,7 @@ def working_copy(q: QTensor) -> QTensor | Unstacked:
 def from_float(x: np.ndarray | jax.Array) -> QTensor:
     """Holds a bf16, fp16 or f32 array as its bits (a host array stays on the host)."""
     name = jnp.dtype(x.dtype).name
-    if name not in FORMATS or FORMATS[name].zero is not None:
+    if name not in FORMATS or not FORMATS[name].plain:
         raise ValueError(f"from_float: dtype {name} is not one of bfloat16, float16, float32")
     bits = _BITS_DTYPE[FORMATS[name].bits]
     if isinstance(x, np.ndarray):
@@ -194,28 +206,49 @@ def from_float(x: np.ndarray | jax.Array) -> QTensor:
     return QTensor(lax.bitcast_convert_type(x, bits), scales=None, offset=None, format=name)
 
 
+def _is_regular(q: QTensor) -> bool:
+    """Whether every G columns, without a rest, are a group."""
+    return q.columns is None and q.shape[-1] % q.group_size == 0
+
+
+def has_subnormal_products(q: QTensor) -> bool:
+    """Whether a host `QTensor` has scales so small that products with its codes are subnormal."""
+    spec = FORMATS[q.format]
+    if spec.plain or isinstance(q.scales, QTensor):
+        return False  # GGUF's scales are fp16 times whole numbers
+    scales = q.levels
+    if scales is None:
+        scales = np.asarray(q.scales).view(jnp.dtype(q.scale_dtype)).astype(np.float32)
+    sizes = np.abs(scales)
+    return bool(((sizes > 0) & (sizes < np.finfo(np.float32).tiny / spec.smallest)).any())
+
+
 def _per_group(q: QTensor, held: jax.Array | QTensor) -> jax.Array:
     """Scales or minima of `q` as f32 `[..., out, in/G, 1]`."""
     if isinstance(held, QTensor):
         return dequantize(held, jnp.float32)[..., None]
-    floats = lax.bitcast_convert_type(held, jnp.dtype(q.scale_dtype))
-    return floats.astype(jnp.float32)[..., None]
+    if q.levels is not None:
+        floats = jnp.take_along_axis(q.levels, held.astype(jnp.int32), -1, mode="clip")
+    else:
+        floats = lax.bitcast_convert_type(held, jnp.dtype(q.scale_dtype)).astype(jnp.float32)
+    return _spread(q, floats)
 
 
-def _unpack(packed: jax.Array, bits: int, width: int) -> jax.Array:
-    """The codes of 4, 6 or 8 bits, one a byte: `[..., width]` uint8."""
-    if bits == 8:
-        return packed
-    codes = _unpack_nibbles(packed[..., : width // 2], axis=-1)
-    if bits == 6:
-        high = packed[..., width // 2 :, None] >> jnp.arange(0, 8, 2, dtype=jnp.uint8) & 3
-        codes |= high.reshape(codes.shape) << 4
-    return codes
+def _zero(q: QTensor, spec: Format) -> jax.Array:
+    """Zero codes of `q` as f32: one for all, or `[..., out, in/G, 1]`."""
+    if q.offset is None:
+        return jnp.float32(spec.zero)
+    zero = unpack_nibbles(q.offset, axis=-2) if spec.bits == 4 else q.offset
+    return _spread(q, zero[..., : q.shape[-2], :].astype(jnp.float32))
 
 
-def _unpack_nibbles(packed: jax.Array, axis: int) -> jax.Array:
-    """Two 4-bit codes a byte, low nibble first, to one code a byte along `axis` (-1 or -2)."""
-    pairs = jnp.stack([packed & 15, packed >> 4], axis=axis)
-    shape = list(packed.shape)
-    shape[axis] *= 2
-    return pairs.reshape(shape)
+def _spread(q: QTensor, blocks: jax.Array) -> jax.Array:
+    """A value a block to `[..., out, in/G, 1]`, or to `[..., out, in, 1]` if groups vary."""
+    out, width = q.shape[-2:]
+    if q.block_rows > 1 and blocks.shape[-2] > 1:
+        blocks = jnp.repeat(blocks, q.block_rows, axis=-2)[..., :out, :]
+    if q.columns is not None:
+        blocks = jnp.take_along_axis(blocks, q.columns, -1, mode="clip")
+    elif not _is_regular(q):
+        blocks = jnp.repeat(blocks, q.group_size, axis=-1)[..., :width]
+    return blocks[..., None]
