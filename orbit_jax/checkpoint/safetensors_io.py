@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -34,8 +35,11 @@ _DTYPES: dict[str, np.dtype] = {
     "BOOL": np.dtype(np.bool_),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_PAIRS = "F4"  # two elements a byte; their bytes are what is read
+_MAX_HEADER = 100_000_000  # bytes, the format's own limit
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,19 @@ class TensorRef:
         """Bytes of the tensor."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def map(self) -> np.ndarray:
-        """The tensor as a read-only map of the file, `shape` of `dtype`; drop it to unmap."""
-        return np.memmap(self.path, self.dtype, mode="r", offset=self.start, shape=self.shape)
+    def map(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """The tensor as a read-only map of the file, `shape` of `dtype`; drop it to unmap.
+
+        With `start` and `stop`, only these of its first dimension.
+        """
+        if start == 0 and stop is None:
+            shape = self.shape
+        else:
+            shape = (len(range(self.shape[0])[start:stop]), *self.shape[1:])
+        if 0 in shape:
+            return np.empty(shape, self.dtype)
+        begin = self.start + start * math.prod(self.shape[1:]) * self.dtype.itemsize
+        return np.memmap(self.path, self.dtype, mode="r", offset=begin, shape=shape)
 
 
 def open_checkpoint(folder: str | Path) -> dict[str, TensorRef]:
@@ -112,18 +126,18 @@ def open_file(path: str | Path) -> dict[str, TensorRef]:
         raise ValueError(f"{path} is missing: check the path")
     size = path.stat().st_size
     with path.open("rb") as file:
-        begin = 8 + int.from_bytes(file.read(8), "little")
+        length = int.from_bytes(file.read(8), "little")
+        begin = 8 + length
         if size < 8 or begin > size:
             raise ValueError(f"{path} has {size} bytes, fewer than its header: download it again")
-        try:
-            header = json.loads(file.read(begin - 8))
-            header.pop("__metadata__", None)
-            refs = {name: _ref(path, begin, name, entry) for name, entry in header.items()}
-        except (UnicodeDecodeError, json.JSONDecodeError, AttributeError, KeyError, TypeError):
-            raise ValueError(f"{path} has no safetensors header: download it again") from None
-    end = max((ref.start + ref.nbytes for ref in refs.values()), default=begin)
-    if end > size:
-        raise ValueError(f"{path} has {size} of {end} bytes, it is truncated: download it again")
+        if length > _MAX_HEADER:
+            raise ValueError(f"{path}: a header of {length} bytes is too large: download it again")
+        header = _parse(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError(f"{path} has no safetensors header: download it again")
+    header.pop("__metadata__", None)
+    refs = {name: _ref(path, begin, name, entry) for name, entry in header.items()}
+    _check_tiling(path, begin, size, list(refs.values()))
     return refs
 
 
@@ -165,32 +179,90 @@ def read_json(path: Path) -> dict:
     """
     if not path.is_file():
         raise ValueError(f"{path} is missing: check the path, or download the checkpoint again")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}): download it again") from None
+    value = _parse(path.read_bytes())
+    if value is None:
+        raise ValueError(f"{path} is not valid JSON: download it again")
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a {type(value).__name__}, not an object: replace it")
     return value
 
 
-def _ref(path: Path, begin: int, name: str, entry: dict) -> TensorRef:
-    start, end = entry["data_offsets"]
-    if entry["dtype"] not in _DTYPES:
+def _parse(text: bytes) -> Any:
+    """What JSON says; None if it is broken, or names a thing twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("twice")
+        return dict(pairs)
+
+    try:
+        return json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError):  # a UnicodeDecodeError is a ValueError too
+        return None
+
+
+def _ref(path: Path, begin: int, name: str, entry: Any) -> TensorRef:
+    if not name.isprintable():
+        raise ValueError(f"{path}: the name {name!r} cannot be printed: download it again")
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise ValueError(
-            f"{path}: {name} has the unknown dtype {entry['dtype']}: use one of {sorted(_DTYPES)}"
+            f"{path} has no safetensors header: {name} lacks a dtype, a shape or offsets: "
+            "download it again"
         )
-    ref = TensorRef(name, _DTYPES[entry["dtype"]], tuple(entry["shape"]), path, begin + start)
-    if start < 0 or ref.nbytes != end - start:
+    kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if kind not in (*_DTYPES, _PAIRS):
+        raise ValueError(
+            f"{path}: {name} has the unknown dtype {kind}: use one of {(*_DTYPES, _PAIRS)}"
+        )
+    if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+        raise ValueError(
+            f"{path}: {name} has shape={shape!r} and data_offsets={offsets!r}, which must be whole "
+            "numbers of at least 0, two of them for the offsets: download it again"
+        )
+    if kind == _PAIRS:
+        if not shape or shape[-1] % 2:
+            raise ValueError(f"{path}: {name} of F4{shape} has no pairs of codes: convert it")
+        shape = [*shape[:-1], shape[-1] // 2]
+    ref = TensorRef(
+        name, _DTYPES.get(kind, np.dtype(np.uint8)), tuple(shape), path, begin + offsets[0]
+    )
+    if ref.nbytes != offsets[1] - offsets[0]:
         raise ValueError(
             f"{path}: {name} of {ref.dtype}{list(ref.shape)} needs {ref.nbytes} bytes, its header "
-            f"gives it {end - start}: download it again"
+            f"gives it {offsets[1] - offsets[0]}: download it again"
         )
     return ref
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _check_tiling(path: Path, begin: int, size: int, refs: list[TensorRef]) -> None:
+    """Tensors lie one behind the other to the end of the file, as the format demands."""
+    ordered = sorted(refs, key=lambda ref: (ref.start, ref.nbytes))
+    ends = [begin, *(ref.start + ref.nbytes for ref in ordered)]
+    if ends[-1] > size:
+        raise ValueError(
+            f"{path} has {size} of {ends[-1]} bytes, it is truncated: download it again"
+        )
+    for ref, end in zip(ordered, ends, strict=False):
+        if ref.start != end:
+            what = "overlaps the tensor before it" if ref.start < end else "leaves bytes before it"
+            raise ValueError(f"{path}: {ref.name} {what}: download it again")
+    if ends[-1] < size:
+        raise ValueError(
+            f"{path} has {size} bytes where its tensors end at {ends[-1]}: download it again"
+        )
 
 
 def _weight_map(index: Path) -> dict[str, str]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index} has no weight_map: download it again")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not shard.isprintable() or Path(shard).name != shard:
+            raise ValueError(
+                f"{index}: {name!r} is in {shard!r}, which is no file name: download it again"
+            )
     return weight_map
