@@ -7,12 +7,13 @@ Sampler and trainer share these rules, so nothing is resharded between them.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter
 from orbit_jax.model.attention import Cache
@@ -100,7 +101,7 @@ def base_specs(base: dict) -> dict:
         spec = weight_spec(names)
         if isinstance(node, Unstacked):
             spec = P(*spec[1:])
-        return jax.tree.map(lambda _: spec, node)
+        return jax.tree.map(lambda field: field_spec(spec, field.shape), node)
 
     is_weight = lambda node: isinstance(node, QTensor | Unstacked)  # noqa: E731
     return jax.tree_util.tree_map_with_path(leaf, base, is_leaf=is_weight)
@@ -144,13 +145,37 @@ def place(config: ModelConfig, tree, specs):
     return jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), tree, specs)
 
 
-def place_weight(config: ModelConfig, path: str, array: np.ndarray) -> jax.Array:
-    """Puts one array of the base where it belongs: the `put` of `load_base`.
+def weight_sharding(config: ModelConfig, path: str, shape: tuple[int, ...]) -> Sharding:
+    """Where one array of the base lies: the `sharding` of a `Placement` of `load_base`.
 
     `path` is such as `norm` or `layers.0.self_attn.q_proj.codes`.
+
+    Raises:
+      ValueError: if the mesh does not divide the array.
     """
+    if config.mesh.size == 1:
+        # Named: an array that may be moved is another signature to jit than one that may not.
+        return SingleDeviceSharding(jax.devices()[0])
+    mesh = build(config.mesh)
     names = tuple(name for name in path.split(".") if name not in _FIELDS)
-    return place(config, array, weight_spec(names))
+    spec = field_spec(weight_spec(names), shape)
+    for size, axes in zip(shape, spec, strict=False):
+        parts = math.prod(mesh.shape[axis] for axis in _axes(axes))
+        if size % parts:
+            raise ValueError(
+                f"mesh={config.mesh.data}x{config.mesh.tensor} does not divide {path} of shape "
+                f"{list(shape)}: choose a mesh whose axes divide {size}"
+            )
+    return NamedSharding(mesh, spec)
+
+
+def field_spec(spec: P, shape: tuple[int, ...]) -> P:
+    """A weight's spec for one of its fields: what all rows share, each device has."""
+    return P(*(None if n == 1 else axes for n, axes in zip(shape, spec, strict=False)))
+
+
+def _axes(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (axes,) if isinstance(axes, str) else tuple(axes or ())
 
 
 def constrain(config: ModelConfig, tree, specs):

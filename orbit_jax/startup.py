@@ -5,7 +5,7 @@ Everything that can be refused is refused here, before any long work.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -24,6 +24,7 @@ from orbit_jax.checkpoint.base import (
     load_base,
     read_config,
 )
+from orbit_jax.checkpoint.placing import Placement
 from orbit_jax.checkpoint.tokenizer import Tokenizer
 from orbit_jax.config import Config
 from orbit_jax.model.config import MeshShape, ModelConfig
@@ -73,8 +74,10 @@ def set_up_jax(config: Config) -> None:
         ) from error
 
 
-def load(config: Config) -> Frozen:
+def load(config: Config, progress: Callable[[int, int], None] | None = None) -> Frozen:
     """Loads the base onto the mesh and checks that the run's slots fit the memory.
+
+    `progress` is told the bytes of weights read and those in total.
 
     Raises:
       ValueError: for a checkpoint that cannot be read, a tokenizer of another model, a mesh that
@@ -103,7 +106,8 @@ def load(config: Config) -> Frozen:
             f"positions, the model has {model.max_positions}: lower one of them"
         )
     model = _with_remat(config, model)
-    _, base = load_base(path, put=functools.partial(mesh.place_weight, model))
+    where = functools.partial(mesh.weight_sharding, model)
+    _, base = load_base(path, Placement(sharding=where, progress=progress))
     packed = base_bytes(base)
     copy = _wants_copy(config, base)
     if copy:

@@ -7,8 +7,8 @@ from types import ModuleType
 import jax
 
 from orbit_jax.checkpoint import gguf, huggingface
-from orbit_jax.checkpoint.common import Put
 from orbit_jax.checkpoint.gguf_file import is_gguf
+from orbit_jax.checkpoint.placing import DEFAULT_PLACEMENT, Placement
 from orbit_jax.checkpoint.safetensors_io import checkpoint_files
 from orbit_jax.model.config import ModelConfig
 
@@ -35,13 +35,19 @@ def find_base(path: str | Path) -> Path:
     return Path(spec.submodule_search_locations[0]) / file
 
 
-def load_base(path: str | Path, put: Put | None = None) -> tuple[ModelConfig, dict]:
+def load_base(
+    path: str | Path, placement: Placement = DEFAULT_PLACEMENT
+) -> tuple[ModelConfig, dict]:
     """Loads a Hugging Face folder or a GGUF file; see `load_base` in the file of either.
+
+    Args:
+      path: the folder or the file.
+      placement: where arrays lie and whom to tell how far loading is.
 
     Raises:
       ValueError: if the checkpoint cannot be read or is not one of a supported model.
     """
-    return _reader(path).load_base(path, put)
+    return _reader(path).load_base(path, placement)
 
 
 def read_config(path: str | Path) -> ModelConfig:
@@ -50,9 +56,7 @@ def read_config(path: str | Path) -> ModelConfig:
     Raises:
       ValueError: if the model is not supported.
     """
-    if is_gguf(path):
-        return gguf.read_config(gguf.open_gguf(path))
-    return huggingface.read_config(path)
+    return _reader(path).read_config(path)
 
 
 def checkpoint_bytes(path: str | Path) -> int:

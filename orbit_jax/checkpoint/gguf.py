@@ -5,16 +5,19 @@ first byte of a weight is touched; then leaves are filled one after another from
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from orbit_jax.checkpoint.common import Put, allocate, few, file_digest, to_default_device
-from orbit_jax.checkpoint.gguf_config import read_config
+from orbit_jax.checkpoint.common import few, file_digest
+from orbit_jax.checkpoint.gguf_config import read_config as metadata_config
 from orbit_jax.checkpoint.gguf_file import GGUFFile, open_gguf
 from orbit_jax.checkpoint.layout import Leaf, layout
+from orbit_jax.checkpoint.placing import DEFAULT_PLACEMENT, Placement, fill
+from orbit_jax.checkpoint.stacks import split
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.quant.qtensor import QTensor
 
@@ -33,32 +36,47 @@ _LAYER = {
 }
 
 
-def load_base(path: str | Path, put: Put | None = None) -> tuple[ModelConfig, dict]:
+def load_base(
+    path: str | Path, placement: Placement = DEFAULT_PLACEMENT
+) -> tuple[ModelConfig, dict]:
     """Loads a GGUF file of the `llama` architecture.
 
     Args:
       path: one file, of types that `gguf_blocks.TYPES` lists.
-      put: places one host array on the devices, given its path in the base (as
-        `layers.0.self_attn.q_proj.codes`); without one, the default device takes it.
+      placement: where arrays lie and whom to tell how far loading is.
 
     Returns:
       The config and the base, of the structure that `huggingface.load_base` returns.
 
     Raises:
-      ValueError: if the file is missing or broken, if its architecture is not supported, if a
-        tensor is missing, unknown or of another shape or type than the metadata imply, or if the
-        layers of one stack differ in type.
+      ValueError: if the file is missing or broken, if its architecture is not supported, or if a
+        tensor is missing, unknown or of another shape or type than the metadata imply.
     """
     file = open_gguf(path)
-    config = read_config(file)
-    tree = layout(config)
-    _check_tensors(file, jax.tree.leaves(tree))
+    config = _config(file)
+    done, total = 0, sum(tensor.nbytes for tensor in file.tensors.values())
+
+    def told(bytes_read: int) -> None:
+        nonlocal done
+        done += bytes_read
+        if placement.progress is not None:
+            placement.progress(done, total)
 
     def load(path: tuple, leaf: Leaf) -> QTensor | jax.Array:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        return _load(name, leaf, _rows(config, leaf), file, put or to_default_device)
+        shape = (*leaf.lead, *leaf.shape)
+        return fill(name, shape, _pieces(leaf, _rows(config, leaf), file), placement, told)
 
-    return config, jax.tree_util.tree_map_with_path(load, tree)
+    return config, jax.tree_util.tree_map_with_path(load, layout(config))
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """What the metadata and the types of the tensors say, before any weight is read.
+
+    Raises:
+      ValueError: as `load_base`.
+    """
+    return _config(open_gguf(path))
 
 
 def base_hash(path: str | Path) -> str:
@@ -79,6 +97,12 @@ def tensor_name(module: str) -> str:
     if layer is None:
         return f"{_TOP[module]}.weight"
     return f"blk.{layer[1]}.{_LAYER[module[layer.end() :]]}.weight"
+
+
+def _config(file: GGUFFile) -> ModelConfig:
+    config = metadata_config(file)
+    _check_tensors(file, jax.tree.leaves(layout(config)))
+    return split(config, lambda leaf, module: file.tensors[tensor_name(module)].type.name, str)
 
 
 def _check_tensors(file: GGUFFile, leaves: list[Leaf]) -> None:
@@ -105,15 +129,6 @@ def _check_tensors(file: GGUFFile, leaves: list[Leaf]) -> None:
             f"{file.path}: the tensors are not those that its metadata imply ({found}): use a file "
             "of an unmodified llama model"
         )
-    for leaf in leaves:
-        first, *others = (file.tensors[tensor_name(module)] for module in leaf.modules)
-        for other in others:
-            if other.type != first.type:
-                raise ValueError(
-                    f"{file.path}: {other.name} is {other.type.name} but {first.name} is "
-                    f"{first.type.name}: layers that run as one stack must share a type, quantise "
-                    "the model with llama-quantize --pure"
-                )
 
 
 def _rows(config: ModelConfig, leaf: Leaf) -> np.ndarray | None:
@@ -129,22 +144,15 @@ def _rows(config: ModelConfig, leaf: Leaf) -> np.ndarray | None:
     return rows.swapaxes(1, 2).reshape(-1)
 
 
-def _load(
-    name: str, leaf: Leaf, rows: np.ndarray | None, file: GGUFFile, put: Put
-) -> QTensor | jax.Array:
-    for i, module in enumerate(leaf.modules):
+def _pieces(
+    leaf: Leaf, rows: np.ndarray | None, file: GGUFFile
+) -> Iterator[tuple[tuple[int, ...], QTensor | np.ndarray, int]]:
+    """The weights of a leaf one after another, as `placing.fill` takes them."""
+    for index, module in zip(np.ndindex(leaf.lead), leaf.modules, strict=True):
         tensor = file.tensors[tensor_name(module)]
-        fields, structure = jax.tree.flatten(tensor.type.unpack(tensor.map()))
-        if i == 0:
-            stacks = [allocate((len(leaf.modules), *f.shape), f.dtype) for f in fields]
-        for stack, field in zip(stacks, fields, strict=True):
-            stack[i] = field if rows is None else field[rows]
-    stacks = [stack.reshape(*leaf.lead, *stack.shape[1:]) for stack in stacks]
-    weight = jax.tree.unflatten(structure, stacks)
-    if leaf.kind == "Vector":
-        return put(name, weight.codes.view(jnp.dtype(weight.format)))
-
-    def place(path: tuple, field: np.ndarray) -> jax.Array:
-        return put(f"{name}.{jax.tree_util.keystr(path, simple=True, separator='.')}", field)
-
-    return jax.tree_util.tree_map_with_path(place, weight)
+        weight = tensor.type.unpack(tensor.map())
+        if rows is not None:
+            weight = jax.tree.map(lambda field: field[rows], weight)
+        if leaf.kind == "Vector":
+            weight = weight.codes.view(jnp.dtype(weight.format))
+        yield index, weight, tensor.nbytes

@@ -1,48 +1,73 @@
 """Loading a Hugging Face folder as a frozen base, bit for bit and without widening.
 
 Headers are read and every tensor is accounted for before the first byte of a weight is touched.
-Then each leaf of the base is allocated once, filled module by module from maps of the files, and
-handed to the device: the host never holds more than one leaf and one tensor besides.
+Then each leaf of the base is filled weight by weight from maps of the files, where it will stay:
+the host holds no more than a few tensors besides.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from orbit_jax.checkpoint.common import Put, allocate, few, file_digest, to_default_device
+from orbit_jax.checkpoint.common import few, file_digest
+from orbit_jax.checkpoint.language_tensors import is_left_unread, language_tensors, module_names
 from orbit_jax.checkpoint.layout import Leaf, layout
-from orbit_jax.checkpoint.pack_quantized import (
-    Quantization,
-    Scheme,
-    codes_from_words,
-    group_of,
-    offset_from_words,
-    read_quantization,
-    stored_tensors,
-)
+from orbit_jax.checkpoint.leaf_tensors import expected_tensors, pieces, tensor_name
+from orbit_jax.checkpoint.placing import DEFAULT_PLACEMENT, Placement, fill
+from orbit_jax.checkpoint.quantization import Quantization, read_quantization
 from orbit_jax.checkpoint.safetensors_io import (
     TensorRef,
     checkpoint_files,
     open_checkpoint,
     read_json,
 )
+from orbit_jax.checkpoint.scheme import Scheme
+from orbit_jax.checkpoint.stacks import split
 from orbit_jax.model.config import ModelConfig
-from orbit_jax.quant.qtensor import QTensor, from_float
 
-_BITS = {2: np.uint16, 4: np.uint32}
+SchemeOf = Callable[[Leaf, str], Scheme]
 
 
-def load_base(folder: str | Path, put: Put | None = None) -> tuple[ModelConfig, dict]:
+@dataclass(frozen=True)
+class Contents:
+    """What a folder holds, by its headers.
+
+    Attributes:
+      config: of the language model; stacks begin where the format of weights changes.
+      layout: the base as a tree of `Leaf`.
+      scheme: how the weights of a leaf are stored.
+      refs: every tensor that is read, by its name in a model of language alone.
+      unread: names of tensors that are left out on purpose, as the files have them: other parts of
+        the model, layers that guess further tokens, scales of activations and of the cache.
+    """
+
+    config: ModelConfig
+    layout: dict
+    scheme: dict[Leaf, Scheme]
+    refs: dict[str, TensorRef]
+    unread: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors that are read."""
+        return sum(ref.nbytes for ref in self.refs.values())
+
+
+def load_base(
+    folder: str | Path,
+    placement: Placement = DEFAULT_PLACEMENT,
+) -> tuple[ModelConfig, dict]:
     """Loads `config.json` and the safetensors of a folder.
 
     Args:
-      folder: a Hugging Face checkpoint, plain or compressed-tensors `pack-quantized`.
-      put: places one host array on the devices, given its path in the base (as
-        `layers.0.self_attn.q_proj.codes`); without one, the default device takes it.
+      folder: a Hugging Face checkpoint, plain or in one of `formats.FORMATS`. Where activations are
+        meant to be quantised too, only weights are.
+      placement: where arrays lie and whom to tell how far loading is.
 
     Returns:
       The config and the base: `embed_tokens`, `layers` (one stack per run of equal layers, every
@@ -51,31 +76,62 @@ def load_base(folder: str | Path, put: Put | None = None) -> tuple[ModelConfig, 
     Raises:
       ValueError: if a file is missing or broken, if the quantisation is not supported, if a tensor
         is missing, unknown or of another shape or type than `config.json` implies, or if the
-        layers of one stack differ in format.
+        experts of one layer differ in format.
     """
-    folder = Path(folder)
-    refs = open_checkpoint(folder)
-    hf = read_json(folder / "config.json")
-    config = ModelConfig.from_hf(hf)
-    quantization = read_quantization(hf)
-    tree = layout(config)
-    leaves = jax.tree.leaves(tree)
-    schemes = {leaf: _scheme_of(leaf, quantization) for leaf in leaves}
-    _drop_derived(refs, config)
-    _check_tensors(folder, refs, schemes)
-    for leaf, scheme in schemes.items():
-        _check_uniform(leaf, scheme, refs)
+    contents = open_base(folder)
+    done, total = 0, contents.nbytes
 
-    def load(path: tuple, leaf: Leaf) -> QTensor | jax.Array:
+    def told(bytes_read: int) -> None:
+        nonlocal done
+        done += bytes_read
+        if placement.progress is not None:
+            placement.progress(done, total)
+
+    def load(path: tuple, leaf: Leaf) -> jax.Array:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        return _load(name, leaf, schemes[leaf], refs, put or to_default_device)
+        shape = (*leaf.lead, *leaf.shape)
+        return fill(
+            name, shape, pieces(leaf, contents.scheme[leaf], contents.refs), placement, told
+        )
 
-    return config, jax.tree_util.tree_map_with_path(load, tree)
+    return contents.config, jax.tree_util.tree_map_with_path(load, contents.layout)
 
 
 def read_config(folder: str | Path) -> ModelConfig:
-    """What `config.json` says, before any weight is read."""
-    return ModelConfig.from_hf(read_json(Path(folder) / "config.json"))
+    """What `config.json` and the headers of the files say, before any weight is read."""
+    return open_base(folder).config
+
+
+def open_base(folder: str | Path) -> Contents:
+    """Reads the headers of a folder and accounts for every tensor.
+
+    Raises:
+      ValueError: as `load_base`.
+    """
+    folder = Path(folder)
+    files = open_checkpoint(folder)
+    hf = read_json(folder / "config.json")
+    config = ModelConfig.from_hf(hf)
+    refs = language_tensors(files)
+    _drop_tied_head(refs, config)
+    scheme_of = _scheme_of(read_quantization(folder, hf), files, refs)
+    unread = _check_tensors(folder, config, hf, refs, scheme_of)
+
+    def stored(leaf: Leaf, module: str) -> Hashable:
+        scheme = scheme_of(leaf, module)
+        names = expected_tensors(leaf, module, scheme)
+        types = (refs[n].dtype.name for n in names if n in refs and not n.endswith("_shape"))
+        return scheme, tuple(types)
+
+    config = split(config, stored, lambda kind: f"{kind[0].words()} of {', '.join(kind[1])}")
+    tree = layout(config)
+    return Contents(
+        config=config,
+        layout=tree,
+        scheme={leaf: scheme_of(leaf, leaf.modules[0]) for leaf in jax.tree.leaves(tree)},
+        refs={name: ref for name, ref in refs.items() if name not in unread},
+        unread=tuple(refs[name].name for name in unread),
+    )
 
 
 def base_hash(folder: str | Path) -> str:
@@ -94,37 +150,24 @@ def base_hash(folder: str | Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _scheme_of(leaf: Leaf, quantization: Quantization) -> Scheme | None:
-    """The scheme that all modules of a leaf share."""
-    found = {module: quantization.scheme(module, leaf.kind) for module in leaf.modules}
-    scheme = found[leaf.modules[0]]
-    for module, other in found.items():
-        if other != scheme:
-            raise ValueError(
-                f"config.json: {module} ({_words(other)}) and {leaf.modules[0]} ({_words(scheme)}) "
-                "differ in quantisation: layers and experts that run as one stack must share it"
-            )
-    if scheme is not None:
-        group_of(leaf, scheme)
-        if leaf.kind == "Embedding" and not scheme.symmetric:
-            raise ValueError(
-                f"config.json: {leaf.modules[0]} is quantised with zero points, which a look-up "
-                "does not support: quantise it symmetrically or keep it plain"
-            )
-    return scheme
+def _scheme_of(
+    quantization: Quantization, files: dict[str, TensorRef], refs: dict[str, TensorRef]
+) -> SchemeOf:
+    """Finds the scheme of each module, once."""
+    known: dict[tuple[str, str], Scheme] = {}
+
+    def scheme_of(leaf: Leaf, module: str) -> Scheme:
+        key = (module, leaf.parameter)
+        if key not in known:
+            find = lambda suffix: refs.get(tensor_name(leaf, module, suffix))  # noqa: E731
+            known[key] = quantization.scheme(module_names(module, files), leaf.kind, find)
+        return known[key]
+
+    return scheme_of
 
 
-def _words(scheme: Scheme | None) -> str:
-    if scheme is None:
-        return "plain"
-    group = "one group a row" if scheme.group_size is None else f"groups of {scheme.group_size}"
-    return f"{scheme.bits} bits, {group}, {'' if scheme.symmetric else 'a'}symmetric"
-
-
-def _drop_derived(refs: dict[str, TensorRef], config: ModelConfig) -> None:
-    """Forgets tensors that repeat what the config or another tensor says, as older files do."""
-    for name in [name for name in refs if name.endswith("rotary_emb.inv_freq")]:
-        del refs[name]
+def _drop_tied_head(refs: dict[str, TensorRef], config: ModelConfig) -> None:
+    """Forgets a head that repeats the embedding, as older files have it."""
     head, embedding = refs.get("lm_head.weight"), refs.get("model.embed_tokens.weight")
     if config.tie_word_embeddings and head and embedding:
         same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
@@ -141,29 +184,35 @@ def _equal_bytes(a: TensorRef, b: TensorRef) -> bool:
 
 
 def _check_tensors(
-    folder: Path, refs: dict[str, TensorRef], schemes: dict[Leaf, Scheme | None]
-) -> None:
-    """Every expected tensor is there with its shape and type, and there is no other."""
-    expected, wrong = set(), []
-    for leaf, scheme in schemes.items():
-        stored = stored_tensors(leaf, scheme)
-        for module in leaf.modules:
-            for suffix, (dtypes, shape) in stored.items():
-                name = f"{module}.{suffix}"
-                expected.add(name)
+    folder: Path, config: ModelConfig, hf: dict, refs: dict[str, TensorRef], scheme_of: SchemeOf
+) -> list[str]:
+    """Every expected tensor is there with its shape and type; gives those that may stay unread."""
+    known, missing, wrong = set(), set(), []
+    for leaf in jax.tree.leaves(layout(config)):
+        for module in dict.fromkeys(leaf.modules):
+            scheme = scheme_of(leaf, module)
+            _check_embedding(leaf, module, scheme)
+            for name, stored in expected_tensors(leaf, module, scheme).items():
+                known.add(name)
                 if name not in refs:
+                    if not stored.optional:
+                        missing.add(name)
                     continue
                 ref = refs[name]
-                if ref.shape != shape:
-                    wrong.append(f"{name} has shape {list(ref.shape)}, not {list(shape)}")
-                elif ref.dtype not in dtypes:
-                    types = " or ".join(dtype.name for dtype in dtypes)
+                if ref.shape not in stored.shapes:
+                    shapes = " or ".join(str(list(shape)) for shape in stored.shapes)
+                    wrong.append(f"{name} has shape {list(ref.shape)}, not {shapes}")
+                elif ref.dtype not in stored.dtypes:
+                    types = " or ".join(dtype.name for dtype in stored.dtypes)
                     wrong.append(f"{name} has type {ref.dtype.name}, not {types}")
-                elif suffix == "weight_shape" and tuple(ref.map().tolist()) != leaf.shape:
+                elif name.endswith("weight_shape") and tuple(ref.map().tolist()) != leaf.shape:
                     wrong.append(f"{name} says {ref.map().tolist()}, not {list(leaf.shape)}")
+    text = hf["text_config"] if isinstance(hf.get("text_config"), dict) else hf
+    rest = sorted(refs.keys() - known)
+    unread = [name for name in rest if is_left_unread(name, config.num_layers, text)]
     faults = {
-        "missing": sorted(expected - refs.keys()),
-        "unknown": sorted(refs.keys() - expected),
+        "missing": sorted(missing),
+        "unknown": [name for name in rest if name not in set(unread)],
         "wrong": wrong,
     }
     found = "; ".join(f"{what}: {few(names)}" for what, names in faults.items() if names)
@@ -172,53 +221,12 @@ def _check_tensors(
             f"{folder}: the tensors are not those of config.json ({found}): use the config.json "
             "that belongs to these weights"
         )
+    return unread
 
 
-def _check_uniform(leaf: Leaf, scheme: Scheme | None, refs: dict[str, TensorRef]) -> None:
-    """All modules of a leaf hold floats of one type: a stack has one dtype."""
-    suffix = "weight" if scheme is None else "weight_scale"
-    first = refs[f"{leaf.modules[0]}.{suffix}"]
-    for module in leaf.modules:
-        ref = refs[f"{module}.{suffix}"]
-        if ref.dtype != first.dtype:
-            raise ValueError(
-                f"{ref.name} is {ref.dtype.name} but {first.name} is {first.dtype.name}: layers "
-                "and experts that run as one stack must share a type, convert one of them"
-            )
-
-
-def _load(
-    name: str, leaf: Leaf, scheme: Scheme | None, refs: dict[str, TensorRef], put: Put
-) -> QTensor | jax.Array:
-    def read(suffix: str, decode: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        for i, module in enumerate(leaf.modules):
-            part = decode(refs[f"{module}.{suffix}"].map())
-            if i == 0:
-                stack = allocate((len(leaf.modules), *part.shape), part.dtype)
-            stack[i] = part
-        return stack.reshape(*leaf.lead, *part.shape)
-
-    if scheme is None:
-        weight = read("weight", lambda weight: weight)
-        if leaf.kind == "Vector":
-            return put(name, weight)
-        q = from_float(weight)
-        return q.replace(codes=put(f"{name}.codes", q.codes))
-    out, width = leaf.shape
-    scale = refs[f"{leaf.modules[0]}.weight_scale"].dtype
-    codes = read("weight_packed", lambda words: codes_from_words(words, width, scheme.bits))
-    codes = put(f"{name}.codes", codes)
-    scales = read("weight_scale", lambda scales: scales.view(_BITS[scale.itemsize]))
-    scales = put(f"{name}.scales", scales)
-    offset = None
-    if not scheme.symmetric:
-        offset = read("weight_zero_point", lambda words: offset_from_words(words, out, scheme.bits))
-        offset = put(f"{name}.offset", offset)
-    return QTensor(
-        codes=codes,
-        scales=scales,
-        offset=offset,
-        format=f"int{scheme.bits}",
-        scale_dtype=scale.name,
-        group_size=group_of(leaf, scheme),
-    )
+def _check_embedding(leaf: Leaf, module: str, scheme: Scheme) -> None:
+    if leaf.kind == "Embedding" and not scheme.symmetric:
+        raise ValueError(
+            f"config.json: {module} is quantised with zero points, which a look-up does not "
+            "support: quantise it symmetrically or keep it plain"
+        )

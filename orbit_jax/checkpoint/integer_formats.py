@@ -71,7 +71,6 @@ def stored_gptq(scheme: Scheme, shape: Shape) -> dict[str, Stored]:
 
 def unpack_gptq(scheme: Scheme, shape: Shape, tensors: Tensors) -> QTensor:
     """Turns codes; keeps the groups of columns only where they are not in order."""
-    width = shape[1]
     codes = np.ascontiguousarray(tensors["qweight"].T).view(np.uint8)
     offset = np.ascontiguousarray(tensors["qzeros"]).view(np.uint8).T
     if scheme.minus_one and scheme.bits == 4:
@@ -82,9 +81,9 @@ def unpack_gptq(scheme: Scheme, shape: Shape, tensors: Tensors) -> QTensor:
         offset = _no_offset(scheme, offset)
     scales = np.ascontiguousarray(tensors["scales"].T)
     q = _integers(scheme, shape, codes, scales, offset)
-    columns = tensors.get("g_idx")
-    if columns is None or np.array_equal(columns, np.arange(width) // q.group_size):
+    if scheme.ordered:
         return q
+    columns = tensors["g_idx"]
     groups = scales.shape[1]
     if columns.min() < 0 or columns.max() >= groups:
         raise ValueError(

@@ -24,6 +24,7 @@ class Scheme:
       symmetric: whether there are no zero points (for GPTQ: whether they are all in the middle).
       scale: the suffix of the tensor of scales, where producers differ.
       minus_one: whether zero codes are stored less one (GPTQ's first version).
+      ordered: whether the columns of a group lie side by side (not with GPTQ's act-order).
     """
 
     format: str
@@ -33,6 +34,7 @@ class Scheme:
     symmetric: bool = True
     scale: str = "weight_scale"
     minus_one: bool = False
+    ordered: bool = True
 
     def words(self) -> str:
         """For messages, as `pack-quantized (4 bits, groups of 32, asymmetric)`."""
@@ -43,6 +45,8 @@ class Scheme:
             facts.append(f"groups of {self.group}" if self.group else "one group a row")
         if not self.symmetric:
             facts.append("asymmetric")
+        if not self.ordered:
+            facts.append("act-order")
         return self.format + (f" ({', '.join(facts)})" if facts else "")
 
 

@@ -1,5 +1,7 @@
 """Writing a base as the Hugging Face folder that it could have been loaded from."""
 
+import dataclasses
+import itertools
 import json
 import re
 import shutil
@@ -10,14 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from orbit_jax.checkpoint.compressed_tensors_config import write_targets
+from orbit_jax.checkpoint.integer_formats import words_from_codes, words_from_offset
 from orbit_jax.checkpoint.layout import Leaf, layout
-from orbit_jax.checkpoint.pack_quantized import (
-    Scheme,
-    words_from_codes,
-    words_from_offset,
-    write_quantization,
-)
+from orbit_jax.checkpoint.leaf_tensors import tensor_name
 from orbit_jax.checkpoint.safetensors_io import SINGLE_FILE, write_safetensors
+from orbit_jax.checkpoint.scheme import PLAIN, Scheme
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.quant.qtensor import FORMATS, QTensor
 
@@ -34,11 +34,12 @@ def save_base(
       extra_files: copied beside it under their own names (`tokenizer.json` and its like).
 
     Raises:
-      ValueError: if `base` does not have the leaves that `hf_config` implies, or if a weight is in
-        a format of GGUF that compressed-tensors does not have.
+      ValueError: if `base` does not have the leaves that `hf_config` implies, if a weight is in a
+        format that is not written, or if a family holds its experts in one tensor.
     """
     folder = Path(folder)
-    leaves, structure = jax.tree.flatten(layout(ModelConfig.from_hf(hf_config)))
+    config = _with_stacks_of(base, ModelConfig.from_hf(hf_config))
+    leaves, structure = jax.tree.flatten(layout(config))
     weights, found = jax.tree.flatten(base, is_leaf=lambda node: isinstance(node, QTensor))
     if found != structure:
         raise ValueError(
@@ -53,23 +54,34 @@ def save_base(
                 f"save_base: {leaf.modules[0]} and its stack have shape {list(shape)}, hf_config "
                 f"implies {[*leaf.lead, *leaf.shape]}: use the config of that base"
             )
+        if leaf.fused:
+            raise ValueError(
+                f"save_base: {leaf.modules[0]} holds all experts in one tensor, which is not "
+                "written: keep the folder that the base came from"
+            )
         tensors |= _tensors(leaf, weight)
-    config = {key: value for key, value in hf_config.items() if key != "quantization_config"}
+    written = {key: value for key, value in hf_config.items() if key != "quantization_config"}
     if quantization := _quantization(pairs):
-        config["quantization_config"] = quantization
+        written["quantization_config"] = quantization
     folder.mkdir(parents=True, exist_ok=True)
     write_safetensors(folder / SINGLE_FILE, tensors, {"format": "pt"})
-    text = json.dumps(config, indent=2, sort_keys=True)
+    text = json.dumps(written, indent=2, sort_keys=True)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
     for path in map(Path, extra_files):
         shutil.copyfile(path, folder / path.name)
+
+
+def _with_stacks_of(base: dict, config: ModelConfig) -> ModelConfig:
+    """The config with stacks that begin where those of the base do."""
+    counts = [stack["input_layernorm"].shape[0] for stack in base.get("layers", ())]
+    return dataclasses.replace(config, splits=tuple(itertools.accumulate(counts))[:-1])
 
 
 def _tensors(leaf: Leaf, weight: QTensor | jax.Array) -> dict[str, np.ndarray]:
     """The tensors of all modules of one leaf, by name."""
     if not isinstance(weight, QTensor):
         return _unstack(leaf, "weight", weight)
-    if _scheme(weight) is None:
+    if _scheme(weight) == PLAIN:
         values = np.asarray(weight.codes).view(jnp.dtype(FORMATS[weight.format].float_dtype))
         return _unstack(leaf, "weight", values)
     tensors = {f"{module}.weight_shape": np.array(leaf.shape, np.int64) for module in leaf.modules}
@@ -86,7 +98,7 @@ def _tensors(leaf: Leaf, weight: QTensor | jax.Array) -> dict[str, np.ndarray]:
 def _unstack(leaf: Leaf, suffix: str, stack: jax.Array | np.ndarray) -> dict[str, np.ndarray]:
     stack = np.asarray(stack)
     parts = stack.reshape(len(leaf.modules), *stack.shape[len(leaf.lead) :])
-    names = (f"{module}.{suffix}" for module in leaf.modules)
+    names = (tensor_name(leaf, module, suffix) for module in leaf.modules)
     return dict(zip(names, parts, strict=True))
 
 
@@ -96,7 +108,7 @@ def _quantization(pairs: list[tuple[Leaf, QTensor | jax.Array]]) -> dict | None:
     quantised: dict[Scheme, list[Leaf]] = {}
     for leaf, weight in pairs:
         scheme = _scheme(weight)
-        if scheme is not None:
+        if scheme != PLAIN:
             quantised.setdefault(scheme, []).append(leaf)
         elif leaf.kind in ("Linear", "Router"):
             plain.append(leaf)  # named for readers that count the router as a linear layer
@@ -112,18 +124,25 @@ def _quantization(pairs: list[tuple[Leaf, QTensor | jax.Array]]) -> dict | None:
         ]
         targets[scheme] = list(dict.fromkeys(names))
     ignore = [name for leaf in plain for name in _patterns(leaf)]
-    return write_quantization(targets, ignore)
+    return write_targets(targets, ignore)
 
 
-def _scheme(weight: QTensor | jax.Array) -> Scheme | None:
-    if not isinstance(weight, QTensor) or FORMATS[weight.format].zero is None:
-        return None
-    if weight.format not in ("int4", "int8") or isinstance(weight.scales, QTensor):
+def _scheme(weight: QTensor | jax.Array) -> Scheme:
+    """How compressed-tensors stores a weight."""
+    if not isinstance(weight, QTensor) or FORMATS[weight.format].plain:
+        return PLAIN
+    is_known = weight.format in ("int4", "int8") and not isinstance(weight.scales, QTensor)
+    if not is_known or weight.columns is not None or weight.block_rows > 1:
         raise ValueError(
-            f"save_base: a weight in GGUF's format {weight.format} has no spelling in "
-            "compressed-tensors: keep the GGUF file"
+            f"save_base: a weight of {weight.format} with these scales has no spelling in "
+            "compressed-tensors: keep the file that it came from"
         )
-    return Scheme(FORMATS[weight.format].bits, weight.group_size, weight.offset is None)
+    return Scheme(
+        "pack-quantized",
+        bits=FORMATS[weight.format].bits,
+        group=weight.group_size,
+        symmetric=weight.offset is None,
+    )
 
 
 def _patterns(leaf: Leaf) -> list[str]:

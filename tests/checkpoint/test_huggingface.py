@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.sharding import SingleDeviceSharding
 
 from orbit_jax.checkpoint.base import base_bytes
-from orbit_jax.checkpoint.huggingface import base_hash, load_base
+from orbit_jax.checkpoint.huggingface import base_hash, load_base, read_config
 from orbit_jax.checkpoint.layout import Leaf, layout
+from orbit_jax.checkpoint.placing import Placement
 from orbit_jax.checkpoint.safetensors_io import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -136,19 +138,30 @@ def test_saving_refuses_a_base_of_another_config(tmp_path: Path):
         save_base(tmp_path, hf | {"moe_intermediate_size": 16}, base)
 
 
-def test_put_gets_every_leaf_with_its_path_in_the_base():
-    paths = []
+def test_every_array_is_placed_by_its_path_in_the_base_and_its_shape():
+    placed = {}
 
-    def put(path: str, array: np.ndarray) -> jax.Array:
-        assert isinstance(array, np.ndarray)
-        paths.append(path)
-        return jnp.asarray(array)
+    def sharding(path: str, shape: tuple[int, ...]) -> SingleDeviceSharding:
+        placed[path] = shape
+        return SingleDeviceSharding(jax.devices()[0])
 
-    _, base = load_base(GOLDENS / "int4_asymmetric", put)
-    with_paths = jax.tree_util.tree_leaves_with_path(base)
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in with_paths]
-    assert paths == names
-    assert "layers.0.self_attn.q_proj.offset" in paths
+    _, base = load_base(GOLDENS / "int4_asymmetric", Placement(sharding))
+    found = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(base)
+    }
+    assert list(placed.items()) == list(found.items())
+    assert "layers.0.self_attn.q_proj.offset" in placed
+
+
+@pytest.mark.parametrize("name", ["int4_asymmetric", "families/gpt_oss"])
+def test_progress_is_told_after_each_weight_and_reaches_the_total(name: str):
+    told = []
+    load_base(GOLDENS / name, Placement(progress=lambda done, total: told.append((done, total))))
+    stored = sum(ref.nbytes for ref in open_checkpoint(GOLDENS / name).values())
+    assert {total for _, total in told} == {stored}
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1][0] == stored
 
 
 def test_loading_holds_the_base_and_little_besides(tmp_path: Path):
@@ -242,21 +255,27 @@ def weights(hf: dict) -> dict:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda hf: hf["quantization_config"].update(quant_method="gptq"), "quant_method='gptq'"),
-        (lambda hf: hf["quantization_config"].update(format="int-quantized"), "'int-quantized'"),
-        (lambda hf: hf["quantization_config"].update(kv_cache_scheme={"a": 1}), "kv_cache_scheme"),
+        (lambda hf: hf["quantization_config"].update(quant_method="hqq"), "quant_method='hqq'"),
+        (lambda hf: hf["quantization_config"].update(format="marlin-24"), "format='marlin-24'"),
+        (
+            lambda hf: hf["quantization_config"].update(
+                transform_config={"config_groups": {"a": 1}}
+            ),
+            "config_groups={'a': 1} is not supported",
+        ),
         (lambda hf: hf["quantization_config"]["config_groups"].update(W4A16=["Linear"]), "W4A16"),
         (
             lambda hf: hf["quantization_config"]["config_groups"]["group_0"].update(
-                input_activations={"num_bits": 8}
+                output_activations={"num_bits": 8}
             ),
-            "input_activations",
+            "output_activations",
         ),
         (lambda hf: weights(hf).update(strategy="tensor"), "strategy='tensor'"),
         (lambda hf: weights(hf).update(num_bits=3), "num_bits=3"),
         (lambda hf: weights(hf).update(type="float"), "type='float'"),
         (lambda hf: weights(hf).update(group_size=None), "group_size=None"),
-        (lambda hf: weights(hf).update(group_size=24), "group_size=24 does not divide .* 32"),
+        (lambda hf: weights(hf).update(group_size=24), "input width 32 is not a multiple of 24"),
+        (lambda hf: weights(hf).update(actorder="group"), "actorder='group'"),
         (lambda hf: hf.update(model_type="mamba"), "model_type='mamba'"),
     ],
 )
@@ -268,27 +287,59 @@ def test_a_config_that_is_not_supported_is_refused(change: Callable, message: st
 
 def test_a_width_without_pairs_of_codes_is_refused(tmp_path: Path):
     folder = changed("int4_asymmetric", tmp_path, config=lambda hf: hf.update(intermediate_size=35))
-    with pytest.raises(ValueError, match="input width 35 is odd"):
+    with pytest.raises(ValueError, match="input width 35 is not a multiple of 2"):
         load_base(folder)
 
 
-def test_layers_of_one_stack_share_one_format(tmp_path: Path):
+def test_stacks_begin_where_the_format_changes(tmp_path: Path):
+    """A module left out by name, in the second layer of two."""
+
+    def plain(tensors: Tensors) -> None:
+        name = "model.layers.1.mlp.up_proj"
+        for suffix in ("packed", "scale", "shape", "zero_point"):
+            del tensors[f"{name}.weight_{suffix}"]
+        tensors[f"{name}.weight"] = np.ones((36, 32), ml_dtypes.bfloat16)
+
     def ignore(hf: dict) -> None:
         hf["quantization_config"]["ignore"].append("model.layers.1.mlp.up_proj")
 
-    folder = changed("int4_asymmetric", tmp_path, config=ignore)
-    message = r"layers.1.mlp.up_proj \(plain\) and .*layers.0.mlp.up_proj \(4 bits, .*asymmetric"
-    with pytest.raises(ValueError, match=message):
-        load_base(folder)
+    folder = changed("int4_asymmetric", tmp_path, tensors=plain, config=ignore)
+    config, base = load_base(folder)
+    assert config.splits == (1,)
+    assert config == read_config(folder)
+    assert [stack["mlp"]["up_proj"].format for stack in base["layers"]] == ["int4", "bfloat16"]
+    whole = load_base(GOLDENS / "int4_asymmetric")[1]["layers"][0]
+    for i, stack in enumerate(base["layers"]):
+        assert_equal_trees(
+            stack["self_attn"], jax.tree.map(lambda x, i=i: x[i : i + 1], whole["self_attn"])
+        )
+    save_base(tmp_path / "again", read_json(folder / "config.json"), base)
+    again, loaded = load_base(tmp_path / "again")
+    assert again == config
+    assert_equal_trees(loaded, base)
 
 
-def test_layers_of_one_stack_share_one_float_type(tmp_path: Path):
+def test_a_float_type_that_changes_begins_a_stack_too(tmp_path: Path):
     def widen(tensors: Tensors) -> None:
         name = "model.layers.1.input_layernorm.weight"
         tensors[name] = tensors[name].astype(np.float32)
 
+    config, base = load_base(changed("qwen3_moe", tmp_path, tensors=widen))
+    assert config.splits == (1,)
+    types = [stack["input_layernorm"].dtype for stack in base["layers"]]
+    assert types == [jnp.bfloat16, jnp.float32]
+
+
+def test_experts_of_one_layer_share_one_format(tmp_path: Path):
+    def widen(tensors: Tensors) -> None:
+        name = "model.layers.1.mlp.experts.3.up_proj.weight"
+        tensors[name] = tensors[name].astype(np.float32)
+
     folder = changed("qwen3_moe", tmp_path, tensors=widen)
-    with pytest.raises(ValueError, match=r"layers.1.input_layernorm.weight is float32 but model"):
+    message = (
+        r"experts.3.up_proj \(plain of float32\) and .*experts.0.up_proj \(plain of bfloat16\)"
+    )
+    with pytest.raises(ValueError, match=message):
         load_base(folder)
 
 

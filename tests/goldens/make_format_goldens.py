@@ -323,7 +323,8 @@ def save_gptq(bits: int, version: int, act_order: bool) -> None:
     wide = ((weight - zero[index]).float() * tensors["scales"].float()[index]).T
     name = f"gptq_v{version}_int{bits}{'_act_order' if act_order else ''}"
     facts = {"format": "gptq", "bits": bits, "group": group, "symmetric": False}
-    save(name, facts | {"minus_one": version == 1}, TORCH, tensors, wide)
+    facts |= {"minus_one": version == 1, "ordered": not act_order}
+    save(name, facts, TORCH, tensors, wide)
 
 
 def save_awq() -> None:
