@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from orbit_jax.quant.matmul import dot
+from orbit_jax.quant.matmul import dot, dot_across
 from orbit_jax.quant.qtensor import round_to
 
 
@@ -49,6 +49,13 @@ class LoRA:
     def merge(self, params: dict[str, jax.Array], w: jax.Array) -> jax.Array:
         """`W + scale * B A`."""
         return w + self.scale * jnp.matmul(params["b"], params["a"], precision="highest")
+
+    def output_side_transposed(
+        self, params: dict[str, jax.Array], x: jax.Array, y: jax.Array
+    ) -> jax.Array:
+        """The same update of the transposed weight: `y + (scale * x B) A` for `x[N, out]`."""
+        low = round_to(dot_across(x, params["b"]) * self.scale, x.dtype)
+        return y + dot_across(low, params["a"])
 
     def transposed(self, params: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """Parameters of the same update of the transposed weight `[..., in, out]`."""

@@ -8,12 +8,11 @@ do it this way: the expanded form has other bits.
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import PartitionSpec
 
 from orbit_jax.model.layers import Module
 from orbit_jax.model.rope import rotate
-from orbit_jax.quant.matmul import matmul_heads
+from orbit_jax.quant.matmul import matmul_heads, swap_leading
 from orbit_jax.quant.qtensor import round_to
 
 _EPS = 1e-6  # of the norms of latents, whatever the model's own
@@ -61,7 +60,7 @@ def _through_kv_b(
     if attached is None:
         return round_to(y, x.dtype)
     method, params = attached.method_at(), attached.cast(x.dtype).params
-    if not hasattr(method, "transposed"):
+    if not hasattr(method, "output_side_transposed"):
         raise ValueError(
             f"adapter.targets: kv_b_proj cannot be adapted by {type(method).__name__}, its "
             "transpose is needed: leave it out"
@@ -76,10 +75,6 @@ def _through_kv_b(
     }
     axes = {name: 0 if follows[name] else None for name in own}
 
-    def one_head(params: dict, x: jax.Array, y: jax.Array) -> jax.Array:
-        if transposed:
-            params = lax.optimization_barrier(method.transposed(params))
-        return method.output_side(params, x, y)
-
-    x, y = lax.optimization_barrier((x.swapaxes(0, 1), y.swapaxes(0, 1)))
-    return round_to(jax.vmap(one_head, (axes, 0, 0))(own, x, y).swapaxes(0, 1), x.dtype)
+    apply = method.output_side_transposed if transposed else method.output_side
+    y = jax.vmap(apply, (axes, 0, 0))(own, swap_leading(x), swap_leading(y))
+    return round_to(swap_leading(y), x.dtype)

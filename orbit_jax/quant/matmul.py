@@ -26,19 +26,10 @@ def dot(x: jax.Array, w: jax.Array) -> jax.Array:
     """`x[N, in] . w[out, in]^T -> [N, out]` in f32, row-stable; both operands of one dtype.
 
     The contraction is on the stored orientation: a transpose beside a bf16 dot makes XLA:CPU widen
-    the weight and sum in another order. The barriers keep XLA from slicing the padding back off.
-    Cotangents are rounded to the operands' dtype, as everywhere in mixed precision.
+    the weight and sum in another order. Cotangents are rounded to the operands' dtype, as
+    everywhere in mixed precision.
     """
-    rows, columns = x.shape[0], w.shape[0]
-    more_rows, more_columns = -rows % _ROW_MULTIPLE, max(_MIN_COLUMNS - columns, 0)
-    if more_rows:
-        x = lax.optimization_barrier(jnp.pad(x, ((0, more_rows), (0, 0))))
-    if more_columns:
-        w = lax.optimization_barrier(jnp.pad(w, ((0, more_columns), (0, 0))))
-    y = contract(x, w, (1, 1))
-    if more_rows or more_columns:
-        y = lax.optimization_barrier(y)[:rows, :columns]
-    return y
+    return _row_stable(x, w, 1)
 
 
 def _dot_backward(residual: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple:
@@ -48,6 +39,39 @@ def _dot_backward(residual: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple:
 
 
 dot.defvjp(lambda x, w: (dot(x, w), (x, w)), _dot_backward)
+
+
+@jax.custom_vjp
+def dot_across(x: jax.Array, w: jax.Array) -> jax.Array:
+    """`x[N, out] . w[out, in] -> [N, in]` in f32: `dot` with the weight the other way round."""
+    return _row_stable(x, w, 0)
+
+
+def _dot_across_backward(residual: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple:
+    x, w = residual
+    g = g.astype(x.dtype)
+    return contract(g, w, (1, 1)).astype(x.dtype), contract(x, g, (0, 0)).astype(w.dtype)
+
+
+dot_across.defvjp(lambda x, w: (dot_across(x, w), (x, w)), _dot_across_backward)
+
+
+def _row_stable(x: jax.Array, w: jax.Array, over: int) -> jax.Array:
+    """`x` times `w`, contracted over its dimension `over`, with rows and columns padded.
+
+    The barriers keep XLA from slicing the padding back off.
+    """
+    rows, columns = x.shape[0], w.shape[1 - over]
+    more_rows, more_columns = -rows % _ROW_MULTIPLE, max(_MIN_COLUMNS - columns, 0)
+    if more_rows:
+        x = lax.optimization_barrier(jnp.pad(x, ((0, more_rows), (0, 0))))
+    if more_columns:
+        sides = ((0, more_columns), (0, 0)) if over else ((0, 0), (0, more_columns))
+        w = lax.optimization_barrier(jnp.pad(w, sides))
+    y = contract(x, w, (1, over))
+    if more_rows or more_columns:
+        y = lax.optimization_barrier(y)[:rows, :columns]
+    return y
 
 
 def contract(a: jax.Array, b: jax.Array, dims: tuple[int, int]) -> jax.Array:
@@ -133,10 +157,23 @@ _frozen_heads.defvjp(_heads_forward, _heads_backward)
 def _dot_heads(x: jax.Array, w: jax.Array, rows: tuple[int, int], transposed: bool) -> jax.Array:
     heads = x.shape[1]
     own = w.reshape(heads, w.shape[0] // heads, -1)[:, rows[0] : rows[1]]
-    own = own.swapaxes(1, 2) if transposed else own
-    # Copies: a dot with a transposed operand would be widened and sum in another order.
-    by_head = lax.optimization_barrier((x.swapaxes(0, 1), own))
-    return jax.vmap(dot)(*by_head).swapaxes(0, 1)
+    return swap_leading(jax.vmap(dot_across if transposed else dot)(swap_leading(x), own))
+
+
+@jax.custom_vjp
+def swap_leading(x: jax.Array) -> jax.Array:
+    """`x[A, B, C]` as `[B, A, C]`, moved row by row.
+
+    A transpose would become a matter of layout, and a bf16 dot beside it be widened to f32, with
+    another order of summation.
+    """
+    a, b, c = x.shape
+    places = jnp.arange(a * b, dtype=jnp.int32).reshape(a, b).T.reshape(-1)
+    moved = jnp.take(lax.optimization_barrier(x).reshape(a * b, c), places, axis=0, mode="clip")
+    return lax.optimization_barrier(moved).reshape(b, a, c)
+
+
+swap_leading.defvjp(lambda x: (swap_leading(x), None), lambda _, g: (swap_leading(g),))
 
 
 def _with_weight(fn: Callable, x: jax.Array, q: QTensor | Unstacked, index: tuple) -> jax.Array:

@@ -40,15 +40,11 @@ def test_the_last_override_that_names_a_weight_wins():
 
 
 def test_an_override_is_matched_by_whole_names():
-    shapes = jax.eval_shape(
-        lambda base: attach(
-            COMMON, jax.random.key(0), base, TARGETS, (("self_attn.q_proj", DOWN),)
-        ),
-        base(),
-    )
-    assert shapes.method_at("self_attn", "q_proj") == DOWN
-    assert shapes.method_at("self_attn", "xq_proj") == COMMON
-    assert shapes.method_at("q_proj") == COMMON
+    made = adapter().replace(overrides=(("q_proj", DOWN), ("self_attn.k_proj", EXPERTS)))
+    assert made.method_at("self_attn", "q_proj") == DOWN
+    assert made.method_at("self_attn", "xq_proj") == COMMON
+    assert made.method_at("self_attn", "k_proj") == EXPERTS
+    assert made.method_at("k_proj") == COMMON
 
 
 def test_below_goes_down_to_what_is_attached_and_remembers_where_it_is():
@@ -104,10 +100,11 @@ def test_the_default_targets_are_the_linear_layers_that_the_base_has():
 
 
 def test_a_transposed_update_is_that_of_the_transposed_weight():
-    params = jax.tree.map(lambda p: p, adapter().params["layers"][0]["mlp"]["experts"]["up_proj"])
-    w = jnp.zeros((*params["b"].shape[:-1], params["a"].shape[-1]))
-    turned = EXPERTS.transposed(params)
-    np.testing.assert_array_equal(
-        EXPERTS.merge(turned, jnp.swapaxes(w, -1, -2)),
-        jnp.swapaxes(EXPERTS.merge(params, w), -1, -2),
-    )
+    params = adapter().params["layers"][0]["mlp"]["experts"]["up_proj"]
+    params = jax.tree.map(lambda p: np.asarray(p)[0, 0], params)
+    out, width = len(params["b"]), params["a"].shape[-1]
+    update = EXPERTS.merge(params, np.zeros((out, width), np.float32))
+    x = np.random.default_rng(0).standard_normal((5, out), np.float32)
+    y = np.ones((5, width), np.float32)
+    moved = EXPERTS.output_side_transposed(params, x, y)
+    np.testing.assert_allclose(moved, y + x @ update, rtol=1e-5, atol=1e-5)

@@ -5,6 +5,7 @@ Every comparison is with the full forward pass over all rows, and the largest di
 
 import dataclasses
 import functools
+import re
 
 import jax
 import numpy as np
@@ -147,6 +148,21 @@ def test_row_order_and_padding_anywhere_change_nothing(case: Case):
     size = case.num_rows * case.num_slots
     moved = case.forward(case.base, order=order, padding=[3, 0, 1, 7], size=size)
     assert toy.largest_gap(case.full, moved) == 0.0
+
+
+@pytest.mark.parametrize("config", [toy.MOE, toy.LATENT, toy.SINKS], ids=lambda c: c.family)
+def test_no_dot_is_widened(config: ModelConfig):
+    """XLA:CPU widens a bf16 dot whose operand lies transposed, and its sums have other bits.
+
+    At the widths of a test they may happen to be the same: at those of a real model they are not.
+    """
+    case = Case(config, num_rows=4, targets=LINEAR_LAYERS)
+    stream, origin = case.rows.stream(size=4 * case.num_slots)
+    args = case.base, case.adapter, stream, case.rows.temperature(origin)
+    text = toy.training_forward(config).lower(*args).compile().as_text()
+    computations = re.findall(r"^%\S+ \((.*)\) -> .* \{\n(?:(?!^\}).*\n)*?.* dot\(", text, re.M)
+    assert len(computations) > 5
+    assert not [c for c in computations if " f32[" in c]
 
 
 def test_a_smaller_micro_batch_with_more_slots_changes_nothing():
