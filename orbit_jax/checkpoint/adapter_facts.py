@@ -6,65 +6,74 @@ pattern that a reader may understand in another way.
 
 import hashlib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from orbit_jax.adapters.adapter import Adapter, at
+from orbit_jax.checkpoint import gguf, huggingface
+from orbit_jax.checkpoint.gguf_file import is_gguf, open_gguf
 from orbit_jax.checkpoint.layout import Leaf, layout
 from orbit_jax.checkpoint.peft_sites import linear_leaves
+from orbit_jax.checkpoint.scheme import PLAIN
 from orbit_jax.model.config import ModelConfig
-from orbit_jax.quant.qtensor import QTensor
 
 
 def adapter_facts(
     config: ModelConfig,
-    base: dict,
+    path: str | Path,
     adapter: Adapter,
     *,
-    base_path: str,
+    base: str,
     base_hash: str,
     step: int,
 ) -> dict[str, Any]:
     """The facts as JSON values.
 
     Args:
-      base: as `load_base` returns it, not a working copy; its arrays may be abstract.
-      base_path: where the base lies, or its name.
+      path: of the base, whose headers are read.
+      base: what the base is called, such as its path in the run's config.
       base_hash: `checkpoint.base.base_hash` of it.
       step: training steps that the adapter has seen.
     """
+    adapted = {
+        weight_name(place, leaf): adapter.method_at(*place).scale
+        for leaves, params in zip(linear_leaves(config), adapter.params["layers"], strict=True)
+        for place, leaf in leaves.items()
+        if at(params, *place)
+    }
     return {
-        "base": base_path,
+        "base": base,
         "base_hash": base_hash,
         "step": step,
-        "scales": {
-            name: adapter.method_at(*path).scale
-            for name, path in sorted(_adapted(config, adapter).items())
-        },
-        **_listed("adapted_weights", _adapted(config, adapter)),
-        **_listed("quantised_weights", _quantised(config, base)),
+        "scales": dict(sorted(adapted.items())),
+        **_listed("adapted_weights", adapted),
+        **_listed("quantised_weights", quantised_weights(config, path)),
     }
 
 
-def _adapted(config: ModelConfig, adapter: Adapter) -> dict[str, tuple[str, ...]]:
-    """Names of adapted weights, and their module paths in a layer."""
-    return {
-        weight_name(path, leaf): path
-        for leaves, params in zip(linear_leaves(config), adapter.params["layers"], strict=True)
-        for path, leaf in leaves.items()
-        if at(params, *path)
-    }
+def quantised_weights(config: ModelConfig, path: str | Path) -> list[str]:
+    """Names of the weights that a base holds in low bits, by its headers.
 
+    Raises:
+      ValueError: if the checkpoint cannot be read.
+    """
+    if is_gguf(path):
+        types = open_gguf(path).tensors
 
-def _quantised(config: ModelConfig, base: dict) -> list[str]:
-    """Names of weights that are held in low bits: those with scales."""
-    leaves = jax.tree_util.tree_leaves_with_path(layout(config))
-    weights = jax.tree.leaves(base, is_leaf=lambda node: isinstance(node, QTensor))
+        def plain(leaf: Leaf) -> bool:
+            return types[gguf.tensor_name(leaf.modules[0])].type.is_float
+    else:
+        schemes = huggingface.open_base(path).scheme
+
+        def plain(leaf: Leaf) -> bool:
+            return leaf.kind == "Vector" or schemes[leaf] == PLAIN
+
     return [
-        weight_name(tuple(k.key for k in path if isinstance(k, jax.tree_util.DictKey))[1:], leaf)
-        for (path, leaf), weight in zip(leaves, weights, strict=True)
-        if isinstance(weight, QTensor) and weight.scales is not None
+        weight_name(tuple(k.key for k in at if isinstance(k, jax.tree_util.DictKey))[1:], leaf)
+        for at, leaf in jax.tree_util.tree_leaves_with_path(layout(config))
+        if not plain(leaf)
     ]
 
 

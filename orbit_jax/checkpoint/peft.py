@@ -34,6 +34,7 @@ from orbit_jax.model.config import ModelConfig
 WEIGHTS_FILE = "adapter_model.safetensors"
 FACTS_FILE = "orbit.json"
 PREFIX = "base_model.model."
+WRAPPER = "language_model."  # where models with more than language in them keep it
 
 _DTYPES = ("float32", "bfloat16", "float16")
 # Parts of keys that tell what a key is, besides an update of a linear weight.
@@ -70,7 +71,8 @@ def load_adapter(folder: str | Path, config: ModelConfig, base_hash: str | None 
     peft = read_peft_config(folder)
     _check_base(folder, base_hash)
     refs = open_file(folder / WEIGHTS_FILE)
-    found = sites(config, _parameters(folder, peft, config))
+    wrapper = WRAPPER if any(key.startswith(PREFIX + WRAPPER) for key in refs) else ""
+    found = sites(config, _parameters(folder, peft, config), wrapper)
     present = _check_keys(folder, refs, found, peft)
 
     parts: dict[tuple[str, ...], list[tuple[Site, Part, LoRA]]] = defaultdict(list)

@@ -8,7 +8,7 @@ expert fast.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -78,12 +78,14 @@ class Site:
         return a.reshape(-1, a.shape[2]), b.transpose(1, 2, 0).reshape(b.shape[1], -1)
 
 
-def sites(config: ModelConfig, parameters: Collection[str] = ()) -> list[Site]:
+def sites(config: ModelConfig, parameters: Collection[str] = (), wrapper: str = "") -> list[Site]:
     """The sites of every linear weight of the layers.
 
     Args:
       parameters: those of `EXPERT_PARAMETERS` that are adapted as parameters; without any, each
         expert has modules of its own, unless the family's checkpoints have none.
+      wrapper: what stands before the names where a model has more than language in it, as
+        `language_model.`.
     """
     found = []
     for stack, leaves in enumerate(linear_leaves(config)):
@@ -94,7 +96,7 @@ def sites(config: ModelConfig, parameters: Collection[str] = ()) -> list[Site]:
                 found += _modules(stack, path, leaf)
         if experts and fused:
             found += _parameters(stack, experts, parameters)
-    return found
+    return [replace(s, key=wrapper + s.key, name=wrapper + s.name) for s in found]
 
 
 def linear_leaves(config: ModelConfig) -> list[dict[tuple[str, ...], Leaf]]:

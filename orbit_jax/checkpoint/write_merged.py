@@ -1,12 +1,13 @@
-"""Writing base and adapter as one bf16 checkpoint, matrix by matrix.
+"""Writing base and adapter as one bf16 checkpoint, weight by weight.
 
-Every shard is laid out first, then filled through a map while the base streams by: the host holds
-one leaf of the packed base and one widened matrix, and the file system the rest.
+Every file is laid out first, then filled through a map while the base is read: the host holds one
+packed and one widened weight, and the file system the rest.
 """
 
+import itertools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -14,9 +15,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from orbit_jax.adapters.adapter import Adapter
-from orbit_jax.checkpoint.base import load_base
-from orbit_jax.checkpoint.layout import Leaf, layout
+from orbit_jax.adapters.adapter import Adapter, Method, at
+from orbit_jax.checkpoint.huggingface import Contents, open_base
+from orbit_jax.checkpoint.layout import Leaf
+from orbit_jax.checkpoint.leaf_tensors import pieces, tensor_name
 from orbit_jax.checkpoint.safetensors_io import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -24,18 +26,19 @@ from orbit_jax.checkpoint.safetensors_io import (
     read_json,
     write_safetensors,
 )
-from orbit_jax.model.config import ModelConfig
+from orbit_jax.checkpoint.scheme import PLAIN
 from orbit_jax.quant.qtensor import QTensor, dequantize
 
 MAX_SHARD_BYTES = 5_000_000_000
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".gguf")
+
+_Plan = dict[str, tuple[np.dtype, tuple[int, ...]]]
 
 
 def save_merged(
     folder: str | Path,
     base_folder: str | Path,
-    base: dict,
     adapter: Adapter,
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
@@ -50,42 +53,27 @@ def save_merged(
     Args:
       folder: made if it is missing.
       base_folder: of the base; its tokenizer and other files are copied.
-      base: as `load_base` returns it; its arrays may be abstract.
       adapter: of any method.
       max_shard_bytes: of one file; a larger tensor has a file of its own.
-      tell: called with the number of weights done and of all.
+      tell: called with the number of stacks of weights that are done, and of all.
 
     Raises:
-      ValueError: if the base is no Hugging Face folder, or has more in it than a language model.
+      ValueError: if the base is no Hugging Face folder, cannot be read, or has more in it than a
+        language model.
     """
     folder, base_folder = Path(folder), Path(base_folder)
     hf = _plain_config(base_folder)
-    config = ModelConfig.from_hf(hf)
-    leaves = _named(layout(config))
-    weights = _named(base, is_leaf=_is_weight)
-    params = _params(adapter)
+    contents = open_base(base_folder)
+    leaves = list(_leaves(contents, adapter))
     folder.mkdir(parents=True, exist_ok=True)
-    shards = _lay_out(folder, _plan(leaves, weights, params), max_shard_bytes)
-    merge = jax.jit(_merged, static_argnames="method")
-    waiting: dict[str, dict[str, np.ndarray]] = {}
-    done = 0
-
-    def put(name: str, array: np.ndarray) -> jax.ShapeDtypeStruct:
-        nonlocal done
-        leaf = name if name in leaves else name.rpartition(".")[0]
-        fields = _named(weights[leaf])
-        waiting.setdefault(leaf, {})[name.removeprefix(leaf).removeprefix(".")] = array
-        if waiting[leaf].keys() == fields.keys():
-            arrays = waiting.pop(leaf)
-            whole = jax.tree.unflatten(jax.tree.structure(weights[leaf]), map(arrays.get, fields))
-            method, update = params.get(leaf, (None, None))
-            for index, target in _places(leaves[leaf], shards):
-                target[...] = merge(*_at(index, (whole, update)), method=method)
-            done += 1
-            tell(done, len(leaves))
-        return jax.ShapeDtypeStruct(array.shape, array.dtype)
-
-    load_base(base_folder, put)
+    tensors = _lay_out(folder, _plan(contents, leaves), max_shard_bytes)
+    merge = jax.jit(_merged, static_argnames=("method", "dtype"))
+    for i, (leaf, method, params) in enumerate(leaves):
+        for index, weight in _weights(contents, leaf):
+            target = _place(leaf, index, tensors)
+            update = jax.tree.map(lambda p, index=index: p[index], params)
+            target[...] = merge(weight, update, method=method, dtype=target.dtype)
+        tell(i + 1, len(leaves))
     text = json.dumps(hf, indent=2, sort_keys=True)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
     for path in sorted(base_folder.iterdir()):
@@ -113,43 +101,56 @@ def _plain_config(base_folder: Path) -> dict:
     return hf | {dtype: "bfloat16"} | drafts
 
 
-def _at(index: tuple[int, ...], tree):
-    return jax.tree.map(lambda x: x[index], tree)
+def _leaves(contents: Contents, adapter: Adapter) -> Iterator[tuple[Leaf, Method | None, dict]]:
+    """Every leaf with the method and the host parameters that are attached to it, if any."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(contents.layout):
+        names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)][1:]
+        stack = next((key.idx for key in path if isinstance(key, jax.tree_util.SequenceKey)), None)
+        params = None if stack is None else at(adapter.params["layers"][stack], *names)
+        method = adapter.method_at(*names) if params else None
+        yield leaf, method, jax.device_get(params or {})
 
 
-def _merged(weight, update, method):
-    """One weight as it is written; with neither codes nor an update, as it was stored."""
-    if update is not None:
-        wide = dequantize(weight, jnp.float32) if _is_weight(weight) else weight
-        return method.merge(update, wide).astype(jnp.bfloat16)
-    if not _is_weight(weight):
-        return weight
-    if weight.scales is not None:
-        return dequantize(weight, jnp.bfloat16)
-    return dequantize(weight, _stored_dtype(weight))
+def _weights(contents: Contents, leaf: Leaf) -> Iterator[tuple[tuple[int, ...], object]]:
+    """Each weight of a leaf, with its index in the stack."""
+    depth = len(leaf.lead)
+    found = pieces(leaf, contents.scheme[leaf], contents.refs)
+    for index, parts in itertools.groupby(found, lambda piece: piece[0][:depth]):
+        parts = [piece for _, piece, _ in parts]  # of rows, where a plain weight is large
+        yield index, parts[0] if len(parts) == 1 else jax.tree.map(_stacked, *parts)
 
 
-def _plan(leaves: dict, weights: dict, params: dict) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+def _stacked(*parts: np.ndarray) -> np.ndarray:
+    return np.concatenate(parts)
+
+
+def _merged(weight, update: dict, method: Method | None, dtype: np.dtype) -> jax.Array:
+    """One weight as it is written."""
+    if method is not None:
+        return method.merge(update, dequantize(weight, jnp.float32)).astype(dtype)
+    return dequantize(weight, dtype) if isinstance(weight, QTensor) else weight
+
+
+def _plan(contents: Contents, leaves: list[tuple[Leaf, Method | None, dict]]) -> _Plan:
     """Type and shape of every tensor, in the order of the base."""
-    plan: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
-    for name, leaf in leaves.items():
-        weight = weights[name]
-        rounded = name in params or (_is_weight(weight) and weight.scales is not None)
-        dtype = BFLOAT16 if rounded else _stored_dtype(weight)
+    plan: _Plan = {}
+    for leaf, method, _ in leaves:
+        plain = leaf.kind == "Vector" or contents.scheme[leaf] == PLAIN
+        shape = leaf.shape
+        if leaf.fused:  # experts in front, inputs before outputs
+            step = leaf.rows[1] if leaf.rows else 1
+            shape = (leaf.lead[1], *reversed((shape[0] * step, *shape[1:])))
         for module in leaf.modules:
-            tensor = f"{module}.{leaf.parameter}"
-            shape = leaf.shape
-            if leaf.fused:  # experts in front, inputs before outputs
-                shape = (leaf.lead[1], *reversed(shape))
-                if leaf.rows is not None:
-                    shape = (*shape[:-1], shape[-1] * leaf.rows[1])
-            plan[tensor] = (dtype, shape)
+            name = tensor_name(leaf, module, "weight")
+            rounded = not plain or method is not None
+            dtype = _BFLOAT16 if rounded else contents.refs[name].dtype
+            # Of weights that share a tensor, one that is adapted makes it bf16.
+            if name not in plan or rounded:
+                plan[name] = dtype, shape
     return plan
 
 
-def _lay_out(
-    folder: Path, plan: dict[str, tuple[np.dtype, tuple[int, ...]]], max_bytes: int
-) -> dict[str, np.ndarray]:
+def _lay_out(folder: Path, plan: _Plan, max_bytes: int) -> dict[str, np.ndarray]:
     """Makes the files and returns every tensor as a map to write to."""
     shards: list[dict[str, np.ndarray]] = [{}]
     size = total = 0
@@ -176,46 +177,11 @@ def _lay_out(
     return maps
 
 
-def _places(leaf: Leaf, maps: dict[str, np.ndarray]):
-    """Index into the stack, and where that matrix or vector is written."""
+def _place(leaf: Leaf, index: tuple[int, ...], tensors: dict[str, np.ndarray]) -> np.ndarray:
+    """Where the weight at `index` of a stack is written."""
+    if not leaf.fused:
+        i = int(np.ravel_multi_index(index, leaf.lead)) if index else 0
+        return tensors[tensor_name(leaf, leaf.modules[i], "weight")]
+    layer, expert = index
     rows = slice(None) if leaf.rows is None else slice(leaf.rows[0], None, leaf.rows[1])
-    for i, module in enumerate(leaf.modules):
-        target = maps[f"{module}.{leaf.parameter}"]
-        if not leaf.fused:
-            yield tuple(int(k) for k in np.unravel_index(i, leaf.lead)) if leaf.lead else (), target
-            continue
-        for e in range(leaf.lead[1]):
-            yield (i, e), target[e].T[rows]
-
-
-def _params(adapter: Adapter) -> dict[str, tuple]:
-    """Method and host parameters of every adapted weight, by its name in the base."""
-    found = {}
-
-    def walk(here: dict, path: tuple[str, ...], prefix: str) -> None:
-        for name, below in here.items():
-            if isinstance(next(iter(below.values())), dict):
-                walk(below, (*path, name), prefix)
-            else:
-                method = adapter.method_at(*path, name)
-                found[".".join((prefix, *path, name))] = method, jax.device_get(below)
-
-    for i, stack in enumerate(adapter.params["layers"]):
-        walk(stack, (), f"layers.{i}")
-    return found
-
-
-def _named(tree, is_leaf=None) -> dict:
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-
-
-def _is_weight(node) -> bool:
-    return isinstance(node, QTensor)
-
-
-def _stored_dtype(weight) -> np.dtype:
-    """Of a weight that is held in floats."""
-    if not _is_weight(weight):
-        return np.dtype(weight.dtype)
-    return np.dtype(jnp.dtype(weight.format))
+    return tensors[tensor_name(leaf, leaf.modules[layer], "weight")][expert].T[rows]

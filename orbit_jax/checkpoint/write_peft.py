@@ -43,6 +43,7 @@ def save_adapter(
     *,
     layout: str = "per_module",
     dtype: str = "float32",
+    wrapper: str = "",
 ) -> None:
     """Writes `adapter_config.json`, `adapter_model.safetensors` and `orbit.json`.
 
@@ -52,8 +53,12 @@ def save_adapter(
       facts: of `adapter_facts`, stored in `orbit.json` and in the header of the weights.
       layout: `per_module` gives each expert keys of its own, which serving engines load; `fused`
         gives a layer's experts those of two 3-D parameters, which is how models hold them since
-        transformers 5. A family whose checkpoints hold experts so has the latter only.
+        transformers 5. A family whose checkpoints hold experts so has the latter only. PEFT 0.19
+        to 0.21 fuse either under transformers 5, but want gate and up of experts both adapted if
+        they are per module, and leave out dense and shared feed-forward layers beside experts.
       dtype: `float32`, the masters, or `bfloat16`, what a bf16 forward pass sees of them.
+      wrapper: what stands before the names where a model has more than language in it, as
+        `language_model.`.
 
     Raises:
       ValueError: for an unknown layout or dtype, a method that is not LoRA, or experts' gate and
@@ -76,7 +81,7 @@ def save_adapter(
         name: _joint([methods[path] for path in found], name in shared)
         for name, found in paths.items()
     }
-    written = [s for s in sites(config, joint if fused else ()) if _adapted(adapter, s)]
+    written = [s for s in sites(config, joint if fused else (), wrapper) if _adapted(adapter, s)]
 
     patterns = {_pattern(s.name): methods[s.parts[0].path] for s in written if not s.experts}
     patterns = {name: method for name, method in patterns.items() if method != adapter.method}
@@ -88,7 +93,7 @@ def save_adapter(
     peft_config = write_peft_config(
         adapter.method,
         patterns.items(),
-        _targets([site.name for site in written if not site.experts], config, fused),
+        _targets([site.name for site in written if not site.experts], config, fused, wrapper),
         sorted({in_layer(site.name) for site in written if site.experts}),
         facts["base"],
     )
@@ -186,10 +191,10 @@ def _pattern(module: str) -> str:
     return re.escape(numbered).replace(r"\#", r"\d+")
 
 
-def _targets(modules: list[str], config: ModelConfig, fused: bool) -> list[str]:
+def _targets(modules: list[str], config: ModelConfig, fused: bool, wrapper: str) -> list[str]:
     """The shortest names that pick these modules and no others, by PEFT's rule of dotted ends."""
     every = [
-        module
+        wrapper + module
         for leaf in jax.tree.leaves(base_layout(config))
         if leaf.kind != "Vector" and not leaf.fused
         for module in leaf.modules

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from orbit_jax.adapters.adapter import Adapter, at, merge
+from orbit_jax.adapters.lora import LoRA
+from orbit_jax.checkpoint.adapter_facts import adapter_facts
 from orbit_jax.checkpoint.base import read_config
 from orbit_jax.checkpoint.layout import Leaf, layout
 from orbit_jax.checkpoint.peft import load_adapter
 from orbit_jax.checkpoint.peft_sites import linear_leaves
-from orbit_jax.checkpoint.safetensors_io import open_checkpoint, read_json
+from orbit_jax.checkpoint.safetensors_io import open_checkpoint, open_file, read_json
+from orbit_jax.checkpoint.write_peft import save_adapter
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.head import logits
 from orbit_jax.model.stream import Stream
@@ -133,10 +136,33 @@ def test_deltas_are_those_of_peft_bit_for_bit(name):
 def test_logprobs_are_those_of_peft(name):
     config, path, adapter = load(name)
     _, tokens, expected = reference(name)
-    base = plain_base(path, config)
-    ours = forward(config, base, adapter, tokens)
+    ours = forward(config, plain_base(path, config), adapter, tokens)
     assert np.abs(ours - expected).max() < 1e-4
-    assert np.abs(forward(config, base, None, tokens) - expected).max() > 0.1
+
+
+def test_an_imported_adapter_on_experts_alone_is_felt():
+    config, path, adapter = load("written/down_alone")
+    _, tokens, expected = reference("written/down_alone")
+    assert [set(stack) for stack in adapter.params["layers"]] == [{"mlp"}]
+    bare = forward(config, plain_base(path, config), None, tokens)
+    assert np.abs(bare - expected).max() > 0.1
+
+
+def test_a_model_inside_another_keeps_its_own_names(tmp_path):
+    """Kimi-K2.5: the language model's modules stand under `language_model.`."""
+    config, path = read_config(GOLDENS / "families/kimi_k25"), GOLDENS / "families/kimi_k25"
+    methods = (("kv_b_proj", LoRA(1, 4.0)),)
+    targets = ("kv_b_proj", "mlp.gate_proj", "experts.down_proj")
+    before = exports.drawn(exports.shapes_of(config), LoRA(2, 4.0), targets, methods)
+    facts = adapter_facts(config, path, before, base="kimi", base_hash="1", step=0)
+    for how in ("per_module", "fused"):
+        save_adapter(tmp_path, before, config, facts, layout=how, wrapper="language_model.")
+        keys = open_file(tmp_path / "adapter_model.safetensors")
+        inside = "base_model.model.language_model.model.layers."
+        assert all(key.startswith(inside) for key in keys)
+        after = load_adapter(tmp_path, config)
+        jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
+        assert after.method_at("self_attn", "kv_b_proj") == LoRA(1, 4.0)
 
 
 @pytest.mark.parametrize("case", EXPORTS)

@@ -1,5 +1,6 @@
 """What an imported adapter is refused for, and the scales and ranks that are made one exactly."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -7,14 +8,13 @@ import sys
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
 from orbit_jax.adapters.adapter import Adapter
 from orbit_jax.adapters.lora import LoRA
-from orbit_jax.checkpoint.adapter_facts import adapter_facts
+from orbit_jax.checkpoint.adapter_facts import adapter_facts, quantised_weights
 from orbit_jax.checkpoint.base import read_config
 from orbit_jax.checkpoint.peft import load_adapter
 from orbit_jax.checkpoint.peft_config import read_peft_config, scale_ratio
@@ -258,6 +258,9 @@ def test_a_shared_input_side_stays_one_when_written_again(tmp_path):
     assert ours.keys() == theirs.keys()
     for name, values in theirs.items():
         np.testing.assert_array_equal(ours[name], values, err_msg=name)
+    again = load_adapter(tmp_path, MOE)
+    jax.tree.map(np.testing.assert_array_equal, again.params, adapter.params)
+    assert again.method_at("mlp", "experts", "up_proj") == LoRA(2, 4.0)
 
 
 @pytest.mark.parametrize(
@@ -293,17 +296,32 @@ def test_only_adapted_modules_are_targets(tmp_path):
 
 
 def test_facts_list_and_hash_what_is_quantised_and_adapted():
-    config, shapes, _ = exports.base_of("moe_per_module")
-    adapter = exports.drawn(shapes, LoRA(1, 2.0), ("o_proj", "experts.up_proj"))
-    facts = adapter_facts(config, shapes, adapter, base_path="b", base_hash="h", step=7)
-    assert facts["adapted_weights"] == [
-        "model.layers.[0-1].mlp.experts.[0-7].up_proj",
-        "model.layers.[0-1].self_attn.o_proj",
+    path = GOLDENS / "int4_symmetric"
+    config = read_config(path)
+
+    def facts(*targets: str) -> dict:
+        adapter = exports.drawn(exports.shapes_of(config), LoRA(1, 2.0), targets)
+        return adapter_facts(config, path, adapter, base="b", base_hash="h", step=7)
+
+    both, fewer = facts("o_proj", "experts.up_proj"), facts("o_proj")
+    assert both["adapted_weights"] == [
+        "model.layers.[0-0].mlp.experts.[0-3].up_proj",
+        "model.layers.[0-0].self_attn.o_proj",
     ]
-    assert (facts["base"], facts["base_hash"], facts["step"]) == ("b", "h", 7)
-    assert facts["quantised_weights"] == []
-    fewer = exports.drawn(shapes, LoRA(1, 2.0), ("o_proj",))
-    other = adapter_facts(config, shapes, fewer, base_path="b", base_hash="h", step=7)
-    assert other["adapted_weights_sha256"] != facts["adapted_weights_sha256"]
-    assert other["quantised_weights_sha256"] == facts["quantised_weights_sha256"]
-    assert jax.tree.leaves(shapes)[0].dtype == jnp.float32
+    assert both["scales"] == dict.fromkeys(both["adapted_weights"], 2.0)
+    assert (both["base"], both["base_hash"], both["step"]) == ("b", "h", 7)
+    projections = [f"mlp.experts.[0-3].{name}_proj" for name in ("down", "gate", "up")]
+    projections += [f"self_attn.{name}_proj" for name in "koqv"]
+    assert both["quantised_weights"] == [f"model.layers.[0-0].{name}" for name in projections]
+    assert fewer["adapted_weights_sha256"] != both["adapted_weights_sha256"]
+    assert fewer["quantised_weights_sha256"] == both["quantised_weights_sha256"]
+    listed = "\n".join(both["adapted_weights"]).encode()
+    assert both["adapted_weights_sha256"] == hashlib.sha256(listed).hexdigest()
+
+
+@pytest.mark.parametrize("name", ["k_quants.gguf", "simple.gguf"])
+def test_facts_know_what_a_gguf_file_quantises(name):
+    path = GOLDENS / "gguf" / name
+    quantised = quantised_weights(read_config(path), path)
+    assert any(weight.endswith("self_attn.q_proj") for weight in quantised)
+    assert not any(weight.endswith("norm") for weight in quantised)

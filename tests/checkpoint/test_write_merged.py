@@ -14,7 +14,7 @@ import toy
 
 from orbit_jax.adapters.adapter import Adapter, merge
 from orbit_jax.adapters.lora import LoRA
-from orbit_jax.checkpoint.base import load_base
+from orbit_jax.checkpoint.base import load_base, read_config
 from orbit_jax.checkpoint.layout import layout
 from orbit_jax.checkpoint.safetensors_io import open_checkpoint, open_file
 from orbit_jax.checkpoint.write_huggingface import save_base
@@ -64,8 +64,7 @@ def folders(tmp_path_factory) -> tuple[Path, Path]:
     source, merged = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("merged")
     save_base(source, HF, base())
     (source / "tokenizer.json").write_text("{}")
-    abstract = load_base(source, lambda _, x: jax.ShapeDtypeStruct(x.shape, x.dtype))[1]
-    save_merged(merged, source, abstract, adapter(), max_shard_bytes=100_000)
+    save_merged(merged, source, adapter(), max_shard_bytes=100_000)
     return source, merged
 
 
@@ -133,9 +132,7 @@ def test_no_file_is_larger_than_asked_but_for_one_large_tensor(folders):
 
 def test_every_leaf_is_told_of(tmp_path, folders):
     told = []
-    save_merged(
-        tmp_path, folders[0], load_base(folders[0])[1], adapter(), tell=lambda *x: told.append(x)
-    )
+    save_merged(tmp_path, folders[0], adapter(), tell=lambda *x: told.append(x))
     count = len(jax.tree.leaves(layout(toy.MOE)))
     assert told == [(i + 1, count) for i in range(count)]
     assert [p.name for p in tmp_path.glob("*.safetensors*")] == ["model.safetensors"]
@@ -143,9 +140,8 @@ def test_every_leaf_is_told_of(tmp_path, folders):
 
 def test_what_is_not_adapted_keeps_its_type_and_its_bytes(tmp_path):
     source = GOLDENS / "qwen3_tied"  # of float32
-    config, weights = load_base(source)
-    adapter = exports.drawn(exports.shapes_of(config), LoRA(2, 4.0), ("q_proj",))
-    save_merged(tmp_path, source, weights, adapter)
+    shapes = exports.shapes_of(read_config(source))
+    save_merged(tmp_path, source, exports.drawn(shapes, LoRA(2, 4.0), ("q_proj",)))
     before, after = open_checkpoint(source), open_checkpoint(tmp_path)
     assert before.keys() == after.keys()
     for name, ref in after.items():
@@ -162,13 +158,29 @@ def test_an_untied_head_and_a_tied_embedding_stay_as_they_are(tmp_path, folders)
     np.testing.assert_array_equal(before.view(np.uint16), after.view(np.uint16))
 
 
+def test_experts_that_stand_in_one_tensor_are_merged_in_their_rows(tmp_path):
+    """gpt_oss: inputs before outputs, gate and up in every other row, biases untouched."""
+    source = GOLDENS / "families" / "gpt_oss_no_window_small_limit"
+    config, weights = load_base(source)
+    made = exports.drawn(exports.shapes_of(config), LoRA(2, 4.0), ("up_proj", "q_proj"))
+    save_merged(tmp_path, source, made)
+    after, merged = load_base(tmp_path)
+    assert after == config
+    exact = jax.jit(lambda base, adapter: merge(adapter, plain(base)))(weights, made)
+    for leaf, ours, wanted in zip(
+        *(jax.tree.leaves(x) for x in (layout(config), plain(merged), exact)), strict=True
+    ):
+        wanted = np.asarray(wanted, np.float32)
+        assert (np.abs(np.asarray(ours, np.float32) - wanted) <= 2**-8 * np.abs(wanted)).all(), leaf
+
+
 def test_a_file_that_is_no_folder_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no Hugging Face folder.*export the adapter alone"):
-        save_merged(tmp_path / "out", tmp_path / "model.gguf", {}, adapter())
+        save_merged(tmp_path / "out", tmp_path / "model.gguf", adapter())
     assert not (tmp_path / "out").exists()
 
 
 def test_a_model_with_more_than_language_in_it_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "kimi_k25", "text_config": {}}')
     with pytest.raises(ValueError, match="'kimi_k25' has more in it than the language model"):
-        save_merged(tmp_path / "out", tmp_path, {}, adapter())
+        save_merged(tmp_path / "out", tmp_path, adapter())

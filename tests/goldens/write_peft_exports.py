@@ -95,9 +95,9 @@ def drawn(base: dict, method: LoRA, targets: tuple[str, ...], overrides: tuple =
 
 def write(case: str, folder: Path) -> None:
     base, _, settings = CASES[case]
-    config, weights, digest = base_of(case)
+    config, _, digest = base_of(case)
     facts = adapter_facts(
-        config, weights, adapter_of(case), base_path=base, base_hash=digest, step=3
+        config, FOLDER / base, adapter_of(case), base=base, base_hash=digest, step=3
     )
     save_adapter(folder, adapter_of(case), config, facts, **settings)
 
