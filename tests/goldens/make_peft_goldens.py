@@ -80,6 +80,8 @@ def main() -> None:
         (folder / "README.md").unlink(missing_ok=True)
         config = json.loads((folder / "adapter_config.json").read_text())
         config["base_model_name_or_path"] = base
+        for field in ("target_modules", "target_parameters"):  # sets, in any order
+            config[field] = sorted(config[field]) if config[field] else config[field]
         text = json.dumps(config, indent=2, sort_keys=True)
         (folder / "adapter_config.json").write_text(text + "\n")
         save_reference(folder, model)
