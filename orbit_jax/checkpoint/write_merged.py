@@ -31,7 +31,9 @@ from orbit_jax.quant.qtensor import QTensor, dequantize
 
 MAX_SHARD_BYTES = 5_000_000_000
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".gguf")
+# What belongs to the model besides its weights: not a description of the base.
+_KEPT = ("tokenizer*", "vocab*", "merges.txt", "*tokens*.json", "chat_template*", "*.model")
+_KEPT += ("generation_config.json",)
 
 _Plan = dict[str, tuple[np.dtype, tuple[int, ...]]]
 
@@ -52,7 +54,7 @@ def save_merged(
 
     Args:
       folder: made if it is missing.
-      base_folder: of the base; its tokenizer and other files are copied.
+      base_folder: of the base; the files of its tokenizer are copied.
       adapter: of any method.
       max_shard_bytes: of one file; a larger tensor has a file of its own.
       tell: called with the number of stacks of weights that are done, and of all.
@@ -76,9 +78,8 @@ def save_merged(
         tell(i + 1, len(leaves))
     text = json.dumps(hf, indent=2, sort_keys=True)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
-    for path in sorted(base_folder.iterdir()):
-        if path.is_file() and not path.name.endswith(_WEIGHT_FILES) and path.name != "config.json":
-            shutil.copyfile(path, folder / path.name)
+    for path in (path for pattern in _KEPT for path in base_folder.glob(pattern)):
+        shutil.copyfile(path, folder / path.name)
 
 
 def _plain_config(base_folder: Path) -> dict:

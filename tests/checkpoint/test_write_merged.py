@@ -63,7 +63,8 @@ def folders(tmp_path_factory) -> tuple[Path, Path]:
     """The base's folder and the merged one, which has several files."""
     source, merged = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("merged")
     save_base(source, HF, base())
-    (source / "tokenizer.json").write_text("{}")
+    for name in ("tokenizer.json", "tiktoken.model", "special_tokens_map.json", "README.md"):
+        (source / name).write_text(name)
     save_merged(merged, source, adapter(), max_shard_bytes=100_000)
     return source, merged
 
@@ -114,7 +115,9 @@ def test_the_checkpoint_is_a_plain_one(folders):
     config = json.loads((merged / "config.json").read_text())
     assert config == HF | {"torch_dtype": "bfloat16"}
     assert "quantization_config" in json.loads((source / "config.json").read_text())
-    assert (merged / "tokenizer.json").read_text() == "{}"
+    for name in ("tokenizer.json", "tiktoken.model", "special_tokens_map.json"):
+        assert (merged / name).read_text() == name
+    assert not (merged / "README.md").exists()
     refs = open_checkpoint(merged)
     assert {ref.dtype.name for ref in refs.values()} == {"bfloat16"}
     index = json.loads((merged / "model.safetensors.index.json").read_text())
