@@ -11,7 +11,7 @@ from orbit_jax.checkpoint.safetensors_io import TensorRef
 from orbit_jax.checkpoint.scheme import FLOATS, PLAIN, Scheme, Stored
 from orbit_jax.quant.qtensor import QTensor, from_float
 
-_CHUNK = 32_000_000  # bytes of a plain weight that are read at once
+_CHUNK = 4_000_000  # bytes of a plain weight that are read at once
 _FUSED_FORMATS = ("plain", "mxfp4-blocks")
 
 

@@ -18,7 +18,8 @@ from jax.sharding import Sharding
 from orbit_jax import compile as compiler
 from orbit_jax.quant.qtensor import FORMATS, QTensor
 
-_IN_FLIGHT = 64_000_000  # bytes of pieces that may wait for a device
+_IN_FLIGHT = 16_000_000  # bytes of pieces that may wait for a device
+_SMALL = 4_000_000  # bytes of a shard that is rather filled on the host and moved as a whole
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,12 @@ class Filling:
                 owners.setdefault(bounds, []).append(device)
         if on_device is None:
             on_device = jax.default_backend() != "cpu"
-        kind = _OnDevice if on_device else _OnHost
-        self._shards = {b: kind(_extent(b), dtype, devices) for b, devices in owners.items()}
+        self._shards = {}
+        for bounds, devices in owners.items():
+            own = tuple(high - low for low, high in bounds)
+            large = math.prod(own) * np.dtype(dtype).itemsize > _SMALL
+            kind = _OnDevice if on_device and large else _OnHost
+            self._shards[bounds] = kind(own, dtype, devices)
 
     def write(self, start: Sequence[int], piece: np.ndarray) -> None:
         """Puts a piece where it begins at `start`; missing last dimensions begin at 0."""
@@ -172,7 +177,11 @@ class _OnDevice:
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype, devices: list[jax.Device | None]):
         self._devices, self._in_flight = devices, 0
-        self._buffers = [jnp.zeros(shape, dtype, device=device) for device in devices]
+        self._buffers = []
+        for device in devices:
+            # Made where they stay: given as an argument, they would be moved there.
+            with jax.default_device(device):
+                self._buffers.append(jax.device_put(jnp.zeros(shape, dtype), device))
 
     def write(self, start: list[int], piece: np.ndarray) -> None:
         at = tuple(np.int32(i) for i in start)
@@ -180,7 +189,7 @@ class _OnDevice:
             _update(buffer, jax.device_put(piece, device), at)
             for buffer, device in zip(self._buffers, self._devices, strict=True)
         ]
-        self._in_flight += piece.nbytes
+        self._in_flight += piece.nbytes * len(self._devices)
         if self._in_flight > _IN_FLIGHT:
             jax.block_until_ready(self._buffers)
             self._in_flight = 0
@@ -194,10 +203,6 @@ def _write_slice(buffer: jax.Array, piece: jax.Array, start: tuple) -> jax.Array
 
 
 _update = compiler.jit(_write_slice, {}, donate_argnames=("buffer",))
-
-
-def _extent(bounds: tuple) -> tuple[int, ...]:
-    return tuple(high - low for low, high in bounds)
 
 
 def _allocate(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
