@@ -15,7 +15,12 @@ import jax
 import numpy as np
 
 from orbit_jax.checkpoint.common import few, file_digest
-from orbit_jax.checkpoint.language_tensors import is_left_unread, language_tensors, module_names
+from orbit_jax.checkpoint.language_tensors import (
+    is_left_unread,
+    language_prefix,
+    language_tensors,
+    module_names,
+)
 from orbit_jax.checkpoint.layout import Leaf, layout
 from orbit_jax.checkpoint.leaf_tensors import expected_tensors, pieces, tensor_name
 from orbit_jax.checkpoint.placing import DEFAULT_PLACEMENT, Placement, fill
@@ -25,6 +30,7 @@ from orbit_jax.checkpoint.safetensors_io import (
     checkpoint_files,
     open_checkpoint,
     read_json,
+    read_small,
 )
 from orbit_jax.checkpoint.scheme import Scheme
 from orbit_jax.checkpoint.stacks import split
@@ -120,17 +126,17 @@ def open_base(folder: str | Path) -> Contents:
     def stored(leaf: Leaf, module: str) -> Hashable:
         scheme = scheme_of(leaf, module)
         names = expected_tensors(leaf, module, scheme)
-        types = (refs[n].dtype.name for n in names if n in refs and not n.endswith("_shape"))
+        types = (refs[n].dtype for n in names if n in refs and not n.endswith("_shape"))
         return scheme, tuple(types)
 
-    config = split(config, stored, lambda kind: f"{kind[0].words()} of {', '.join(kind[1])}")
+    config = split(config, stored, _words)
     tree = layout(config)
     return Contents(
         config=config,
         layout=tree,
         scheme={leaf: scheme_of(leaf, leaf.modules[0]) for leaf in jax.tree.leaves(tree)},
         refs={name: ref for name, ref in refs.items() if name not in unread},
-        unread=tuple(refs[name].name for name in unread),
+        unread=tuple(sorted(refs[name].name for name in unread)),
     )
 
 
@@ -150,17 +156,23 @@ def base_hash(folder: str | Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
+def _words(stored: tuple[Scheme, tuple[np.dtype, ...]]) -> str:
+    scheme, types = stored
+    return f"{scheme.words()} of {', '.join(dtype.name for dtype in types)}"
+
+
 def _scheme_of(
     quantization: Quantization, files: dict[str, TensorRef], refs: dict[str, TensorRef]
 ) -> SchemeOf:
     """Finds the scheme of each module, once."""
     known: dict[tuple[str, str], Scheme] = {}
+    prefix = language_prefix(files)
 
     def scheme_of(leaf: Leaf, module: str) -> Scheme:
         key = (module, leaf.parameter)
         if key not in known:
             find = lambda suffix: refs.get(tensor_name(leaf, module, suffix))  # noqa: E731
-            known[key] = quantization.scheme(module_names(module, files), leaf.kind, find)
+            known[key] = quantization.scheme(module_names(module, prefix), leaf.kind, find)
         return known[key]
 
     return scheme_of
@@ -185,9 +197,10 @@ def _equal_bytes(a: TensorRef, b: TensorRef) -> bool:
 
 def _check_tensors(
     folder: Path, config: ModelConfig, hf: dict, refs: dict[str, TensorRef], scheme_of: SchemeOf
-) -> list[str]:
+) -> set[str]:
     """Every expected tensor is there with its shape and type; gives those that may stay unread."""
     known, missing, wrong = set(), set(), []
+    repeated: dict[str, tuple[int, ...]] = {}  # shapes, by the tensors that say them again
     for leaf in jax.tree.leaves(layout(config)):
         for module in dict.fromkeys(leaf.modules):
             scheme = scheme_of(leaf, module)
@@ -200,19 +213,24 @@ def _check_tensors(
                     continue
                 ref = refs[name]
                 if ref.shape not in stored.shapes:
-                    shapes = " or ".join(str(list(shape)) for shape in stored.shapes)
-                    wrong.append(f"{name} has shape {list(ref.shape)}, not {shapes}")
+                    allowed = " or ".join(str(list(shape)) for shape in stored.shapes)
+                    wrong.append(f"{name} has shape {list(ref.shape)}, not {allowed}")
                 elif ref.dtype not in stored.dtypes:
                     types = " or ".join(dtype.name for dtype in stored.dtypes)
                     wrong.append(f"{name} has type {ref.dtype.name}, not {types}")
-                elif name.endswith("weight_shape") and tuple(ref.map().tolist()) != leaf.shape:
-                    wrong.append(f"{name} says {ref.map().tolist()}, not {list(leaf.shape)}")
+                elif name.endswith("weight_shape"):
+                    repeated[name] = leaf.shape
+    said = read_small(refs[name] for name in repeated)
+    for name, shape in repeated.items():
+        says = said[refs[name].name].tolist()
+        if says != list(shape):
+            wrong.append(f"{name} says {says}, not {list(shape)}")
     text = hf["text_config"] if isinstance(hf.get("text_config"), dict) else hf
     rest = sorted(refs.keys() - known)
-    unread = [name for name in rest if is_left_unread(name, config.num_layers, text)]
+    unread = {name for name in rest if is_left_unread(name, config.num_layers, text)}
     faults = {
         "missing": sorted(missing),
-        "unknown": [name for name in rest if name not in set(unread)],
+        "unknown": [name for name in rest if name not in unread],
         "wrong": wrong,
     }
     found = "; ".join(f"{what}: {few(names)}" for what, names in faults.items() if names)

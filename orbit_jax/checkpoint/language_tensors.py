@@ -1,6 +1,7 @@
 """Which tensors of a folder belong to its language model, and which are left unread on purpose."""
 
 import re
+from collections.abc import Iterable
 
 from orbit_jax.checkpoint.safetensors_io import TensorRef
 
@@ -41,7 +42,7 @@ def language_tensors(refs: dict[str, TensorRef]) -> dict[str, TensorRef]:
     Raises:
       ValueError: if two tensors have the same name then.
     """
-    prefix = _prefix(refs)
+    prefix = language_prefix(refs)
     named: dict[str, TensorRef] = {}
     for name, ref in refs.items():
         own = _plain_name(name, prefix)
@@ -51,12 +52,14 @@ def language_tensors(refs: dict[str, TensorRef]) -> dict[str, TensorRef]:
     return named
 
 
-def module_names(module: str, refs: dict[str, TensorRef]) -> tuple[str, ...]:
-    """The names that a configuration may call a module of the language model by.
+def language_prefix(names: Iterable[str]) -> str:
+    """What stands before the names of the language model's tensors in the files; often nothing."""
+    names = tuple(names)
+    return next((p for p in _PREFIXES if any(name.startswith(p) for name in names)), "")
 
-    `refs` are the tensors as the files name them.
-    """
-    prefix = _prefix(refs)
+
+def module_names(module: str, prefix: str) -> tuple[str, ...]:
+    """The names that a configuration may call a module by; `prefix` as of `language_prefix`."""
     if prefix == _PREFIXES[1] and module.startswith("model."):
         return (module, prefix + module.removeprefix("model."))
     return (module, prefix + module) if prefix == _PREFIXES[0] else (module,)
@@ -71,10 +74,6 @@ def is_left_unread(name: str, num_layers: int, hf: dict) -> bool:
     if layer is None or type(extra) is not int:
         return False
     return num_layers <= int(layer[1]) < num_layers + extra
-
-
-def _prefix(refs: dict[str, TensorRef]) -> str:
-    return next((p for p in _PREFIXES if any(name.startswith(p) for name in refs)), "")
 
 
 def _plain_name(name: str, prefix: str) -> str:
