@@ -38,6 +38,8 @@ lint: setup ## check style and formatting
 goldens: $(DEV_READY) ## remake the reference values of the tests (needs torch, in .venv-dev)
 	@$(DEV)/bin/python tests/goldens/make_goldens.py
 	@$(DEV)/bin/python tests/goldens/make_gguf_goldens.py
+	@$(DEV)/bin/python tests/goldens/make_family_goldens.py
+	@$(DEV)/bin/python tests/goldens/make_deployed_goldens.py
 	@$(DEV)/bin/python tests/goldens/write_peft_exports.py
 	@$(DEV)/bin/python tests/goldens/make_peft_goldens.py
 	@$(DEV)/bin/python tests/goldens/make_format_goldens.py

@@ -1,9 +1,9 @@
 """Remakes the goldens of `families/`: tiny random checkpoints of every family of models.
 
 Development only: `make goldens`. Each folder is a checkpoint as its family is deployed, with
-`reference.npz` of transformers' model in float32: `tokens` int32 `[B, T]`, `logprobs` f32
-`[B, T, V]`, `experts` int8 `[L, B, T, k]` (the chosen experts of each sparse layer, ascending) and
-`greedy` int32 `[B, 8]`, what greedy decoding appends to the tokens.
+`reference.npz` of transformers' model in float32: `tokens` int32 `[B, T]`, of which the last 8 are
+what its greedy decoding appends to the others, `logprobs` f32 `[B, T, V]` and `experts` int8
+`[L, B, T, k]`, the chosen experts of each sparse layer, ascending.
 """
 
 import json
@@ -182,30 +182,27 @@ def save_reference(folder: Path, source: str | Path) -> None:
         source, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     ).eval()
     torch.manual_seed(1)
-    tokens = torch.randint(0, model.config.vocab_size, (2, 14))
+    given = torch.randint(0, model.config.vocab_size, (2, 14))
+    model.generation_config.eos_token_id = None  # no token ends it, and none is avoided
+    with torch.no_grad():
+        tokens = model.generate(
+            given,
+            attention_mask=torch.ones_like(given),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            pad_token_id=0,
+        )
     chosen: list[np.ndarray] = []
 
     def record(module: torch.nn.Module, inputs: tuple, outputs: tuple) -> None:
         experts = outputs[-1].reshape(*tokens.shape, -1)
         chosen.append(experts.sort(-1).values.numpy().astype(np.int8))
 
-    hooks = [
-        module.register_forward_hook(record)
-        for module in model.modules()
-        if type(module).__name__.endswith(ROUTERS)
-    ]
+    for module in model.modules():
+        if type(module).__name__.endswith(ROUTERS):
+            module.register_forward_hook(record)
     with torch.no_grad():
         logprobs = torch.log_softmax(model(tokens).logits, -1).numpy()
-        for hook in hooks:
-            hook.remove()
-        model.generation_config.eos_token_id = None  # no token ends it, and none is avoided
-        greedy = model.generate(
-            tokens,
-            attention_mask=torch.ones_like(tokens),
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            pad_token_id=0,
-        )[:, tokens.shape[1] :]
     spread = logprobs.max(-1) - logprobs.min(-1)
     print(f"{folder.name}: log-probs spread over {spread.mean():.1f} nats")
     np.savez_compressed(
@@ -213,7 +210,6 @@ def save_reference(folder: Path, source: str | Path) -> None:
         tokens=tokens.numpy().astype(np.int32),
         logprobs=logprobs,
         experts=np.stack(chosen) if chosen else np.zeros((0, *tokens.shape, 0), np.int8),
-        greedy=greedy.numpy().astype(np.int32),
     )
 
 

@@ -1,4 +1,4 @@
-"""Every family against transformers in f32, on tiny checkpoints as they are deployed."""
+"""Every family, plain and in its deployed formats, against transformers in f32."""
 
 import dataclasses
 import functools
@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy
 
 from orbit_jax.checkpoint.base import load_base
 from orbit_jax.model.config import ModelConfig
@@ -15,15 +16,20 @@ from orbit_jax.model.head import logits
 from orbit_jax.model.stream import Stream
 from orbit_jax.model.transformer import apply
 
-FAMILIES = Path(__file__).parents[1] / "goldens" / "families"
-NAMES = sorted(path.parent.name for path in FAMILIES.glob("*/reference.npz"))
+GOLDENS = Path(__file__).parents[1] / "goldens"
+NAMES = sorted(
+    f"{kind}/{path.parent.name}"
+    for kind in ("families", "deployed")
+    for path in (GOLDENS / kind).glob("*/reference.npz")
+)
+GREEDY = 8  # tokens at the end that transformers appended by greedy decoding
 
 
 @functools.cache
 def load(name: str) -> tuple[ModelConfig, dict, dict[str, np.ndarray]]:
-    config, base = load_base(FAMILIES / name)
+    config, base = load_base(GOLDENS / name)
     config = dataclasses.replace(config, compute_dtype="float32")
-    return config, base, dict(np.load(FAMILIES / name / "reference.npz"))
+    return config, base, dict(np.load(GOLDENS / name / "reference.npz"))
 
 
 def forward(config: ModelConfig, base: dict, tokens: np.ndarray) -> tuple[jax.Array, jax.Array]:
@@ -59,19 +65,24 @@ def test_the_goldens_cover_what_differs():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_logprobs_and_routing_agree_with_transformers(name: str):
+def test_logprobs_routing_and_greedy_decoding_agree_with_transformers(name: str):
     config, base, reference = load(name)
     tokens, chosen = reference["tokens"], reference["experts"]
     logprobs, loads = forward(config, base, tokens)
     np.testing.assert_allclose(logprobs, reference["logprobs"], rtol=0, atol=1e-4)
     wanted = [np.bincount(layer.reshape(-1), minlength=config.num_experts) for layer in chosen]
     np.testing.assert_array_equal(loads, np.reshape(wanted, loads.shape))
+    appended = logprobs[:, -GREEDY - 1 : -1].argmax(-1)
+    np.testing.assert_array_equal(appended, tokens[:, -GREEDY:])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_greedy_continuations_are_those_of_transformers(name: str):
-    config, base, reference = load(name)
-    tokens = np.concatenate([reference["tokens"], reference["greedy"]], axis=1)
-    logprobs, _ = forward(config, base, tokens)
-    given = reference["tokens"].shape[1]
-    np.testing.assert_array_equal(logprobs[:, given - 1 : -1].argmax(-1), reference["greedy"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("deployed")])
+def test_decoding_equals_the_full_forward_exactly_in_every_format(name: str):
+    config, base, _ = load(name)
+    config = dataclasses.replace(config, compute_dtype="bfloat16")
+    adapter = toy.make_adapter(base)
+    rows = toy.Rows.draw(config, num_rows=3, num_slots=64, shortest=20)
+    stream, origin = rows.stream(size=192)
+    full = toy.training_forward(config)(base, adapter, stream, rows.temperature(origin))
+    decoded = toy.cached_table(config, base, adapter, rows, [0, 9, 1])
+    assert toy.largest_gap(toy.table(rows, origin, full), decoded) == 0.0
