@@ -47,11 +47,8 @@ def _subnormal(code_bits: jax.Array, mantissa: jax.Array, exponent: jax.Array) -
     """Bits of a product below 2^-126: a whole number of the smallest subnormals."""
     code = code_bits >> 16 & 0x7F | 0x80
     whole = mantissa * code  # below 2^32
+    # At most 23 to the right: no code is below 2^-16, no exponent below that of the grid.
     shift = _LOWEST - exponent - ((code_bits >> _MANTISSA & 255).astype(jnp.int32) - 134)
-    # Far below the smallest subnormal only whether something is left counts.
-    far = shift > 31
-    whole = jnp.where(far, whole >> 8 | ((whole & 255) > 0), whole)
-    shift = jnp.minimum(jnp.where(far, shift - 8, shift), 31)
     right = jnp.maximum(shift, 0).astype(jnp.uint32)
     left = jnp.maximum(-shift, 0).astype(jnp.uint32)
     kept = whole >> right
