@@ -131,7 +131,7 @@ def config_with(folder: Path, **changes) -> None:
     ("name", "changes", "message"),
     [
         ("gptq", {"bits": 3}, "bits=3 is not supported"),
-        ("gptq", {"bits": True}, "bits=True is not supported"),
+        ("gptq", {"sym": 0}, "sym=0 is not supported"),
         ("gptq", {"group_size": 0}, "group_size=0 must be a positive number or -1"),
         ("gptq", {"group_size": 48}, "input width 64 is not a multiple of 48"),
         ("gptq", {"group_size": 64}, r"qzeros has shape \[2, 8\], not \[1, 8\]"),
