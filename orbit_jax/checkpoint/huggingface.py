@@ -48,15 +48,15 @@ class Contents:
       layout: the base as a tree of `Leaf`.
       scheme: how the weights of a leaf are stored.
       refs: every tensor that is read, by its name in a model of language alone.
-      unread: names of tensors that are left out on purpose, as the files have them: other parts of
-        the model, layers that guess further tokens, scales of activations and of the cache.
+      unread: tensors that are left out on purpose, by their names in the files: other parts of the
+        model, layers that guess further tokens, scales of activations and of the cache.
     """
 
     config: ModelConfig
     layout: dict
     scheme: dict[Leaf, Scheme]
     refs: dict[str, TensorRef]
-    unread: tuple[str, ...]
+    unread: dict[str, TensorRef]
 
     @property
     def nbytes(self) -> int:
@@ -136,7 +136,7 @@ def open_base(folder: str | Path) -> Contents:
         layout=tree,
         scheme={leaf: scheme_of(leaf, leaf.modules[0]) for leaf in jax.tree.leaves(tree)},
         refs={name: ref for name, ref in refs.items() if name not in unread},
-        unread=tuple(sorted(refs[name].name for name in unread)),
+        unread={refs[name].name: refs[name] for name in sorted(unread)},
     )
 
 

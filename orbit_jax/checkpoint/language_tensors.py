@@ -76,6 +76,19 @@ def is_left_unread(name: str, num_layers: int, hf: dict) -> bool:
     return num_layers <= int(layer[1]) < num_layers + extra
 
 
+def unread_part(name: str) -> str:
+    """What a tensor that is left unread belongs to: `vision_tower`, `*.input_scale`, a layer.
+
+    `name` is that in the files.
+    """
+    for suffix in _SUFFIXES:
+        if name.endswith(suffix):
+            return f"*.{suffix.removeprefix('.')}"
+    layer = re.match(r"(?:.*\.)?model\.layers\.\d+", name)
+    other = next((part for part in _OTHER_PARTS if name.startswith(part)), "")
+    return other.removesuffix(".") or (layer[0] if layer else name)
+
+
 def _plain_name(name: str, prefix: str) -> str:
     if not prefix or not name.startswith(prefix):
         return name

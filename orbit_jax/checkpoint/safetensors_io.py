@@ -100,19 +100,28 @@ def checkpoint_files(folder: str | Path) -> list[Path]:
     Raises:
       ValueError: if the folder, its weights or a shard of its index is missing.
     """
+    files = expected_files(folder)
+    for path in files:
+        if not path.is_file():
+            has_index = (Path(folder) / INDEX_FILE).exists()
+            reason = f"{INDEX_FILE} names it" if has_index else f"there is no {INDEX_FILE}"
+            raise ValueError(f"{path} is missing and {reason}: download the checkpoint again")
+    return files
+
+
+def expected_files(folder: str | Path) -> list[Path]:
+    """The safetensors files that a Hugging Face folder should have, sorted by name.
+
+    Raises:
+      ValueError: if the folder is missing or its index cannot be read.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"the checkpoint folder {folder} does not exist: check the path")
     index = folder / INDEX_FILE
-    if index.exists():
-        files = sorted(folder / shard for shard in set(_weight_map(index).values()))
-    else:
-        files = [folder / SINGLE_FILE]
-    for path in files:
-        if not path.is_file():
-            reason = f"{INDEX_FILE} names it" if index.exists() else f"there is no {INDEX_FILE}"
-            raise ValueError(f"{path} is missing and {reason}: download the checkpoint again")
-    return files
+    if not index.exists():
+        return [folder / SINGLE_FILE]
+    return sorted(folder / shard for shard in set(_weight_map(index).values()))
 
 
 def open_file(path: str | Path) -> dict[str, TensorRef]:

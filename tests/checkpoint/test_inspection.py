@@ -1,0 +1,348 @@
+"""Checkpoints told by their headers: bytes as loaded, a large model in seconds, every refusal."""
+
+import json
+import math
+import shutil
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from orbit_jax.adapters.adapter import attach
+from orbit_jax.adapters.lora import LoRA
+from orbit_jax.checkpoint.base import base_bytes, load_base
+from orbit_jax.checkpoint.inspection import Inspection, inspect
+from orbit_jax.checkpoint.language_tensors import unread_part
+from orbit_jax.checkpoint.safetensors_io import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    open_checkpoint,
+    write_safetensors,
+)
+
+ROOT = Path(__file__).parents[2]
+GOLDENS = ROOT / "tests/goldens"
+TINY = ROOT / "orbit_jax/assets/tiny_moe_int4"
+FOLDERS = [
+    *(f"families/{name}" for name in ("deepseek_v3", "gpt_oss", "mixtral_window_tied")),
+    *("int4_asymmetric", "int8", "qwen3_tied"),
+    *sorted(f"deployed/{path.name}" for path in (GOLDENS / "deployed").iterdir()),
+]
+
+
+def rows(found: Inspection, name: str) -> list[tuple[str, str]]:
+    return [(group.layers, group.format) for group in found.weights if group.name == name]
+
+
+def copied(name: str, folder: Path, **changes: object) -> Path:
+    """A golden with other fields in its config."""
+    shutil.copytree(GOLDENS / name, folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_bytes_and_parameters_are_those_of_the_loaded_base(name: str):
+    found = inspect(GOLDENS / name)
+    assert found.loads
+    _, base = load_base(GOLDENS / name)
+    assert found.packed_bytes == base_bytes(base)
+    used = set(open_checkpoint(GOLDENS / name)) - {n for u in found.unread for n in u.tensors}
+    refs = open_checkpoint(GOLDENS / name)
+    assert found.read_bytes == sum(refs[n].nbytes for n in used)
+    assert found.file_bytes > found.read_bytes
+
+
+def test_zero_codes_in_the_middle_are_not_held(tmp_path: Path):
+    folder = copied("deployed/qwen3_moe_gptq", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["sym"] = True
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {n: np.array(ref.map()) for n, ref in open_checkpoint(folder).items()}
+    zeros = {n: np.full_like(t, 0x77777777) for n, t in tensors.items() if n.endswith("qzeros")}
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    write_safetensors(folder / SINGLE_FILE, tensors | zeros)
+    _, base = load_base(folder)
+    assert inspect(folder).packed_bytes == base_bytes(base)
+
+
+@pytest.mark.parametrize("name", ["simple.gguf", "k_quants.gguf"])
+def test_bytes_of_a_gguf_file_are_those_of_the_loaded_base(name: str):
+    found = inspect(GOLDENS / "gguf" / name)
+    assert (found.kind, found.loads) == ("GGUF file", True)
+    _, base = load_base(GOLDENS / "gguf" / name)
+    assert found.packed_bytes == found.read_bytes == base_bytes(base)
+    assert all(group.bytes_per_weight > 0 for group in found.weights)
+
+
+def test_layers_of_one_format_are_one_row_and_formats_are_told_apart():
+    found = inspect(GOLDENS / "families/deepseek_v3")
+    assert rows(found, "self_attn.o_proj") == [("0-2", "bfloat16")]
+    assert rows(found, "mlp.experts.up_proj") == [("1-2", "bfloat16")]
+    assert rows(found, "lm_head") == [("", "bfloat16")]
+    mixed = rows(inspect(GOLDENS / "deployed/llama_int4_first_layer_plain"), "mlp.up_proj")
+    assert [layers for layers, _ in mixed] == ["0", "1-2"]
+    assert mixed[0][1] in ("bfloat16", "float32")
+    assert mixed[1][1].startswith("pack-quantized (4 bits")
+
+
+def test_an_embedding_counts_as_active_only_where_it_is_the_head():
+    apart, tied = inspect(GOLDENS / "qwen3_moe"), inspect(GOLDENS / "qwen3_tied")
+    embedding = next(group for group in apart.weights if group.name == "embed_tokens")
+    experts = sum(g.parameters for g in apart.weights if ".experts." in g.name)
+    config = apart.config
+    visited = experts * config.top_k // config.num_experts
+    assert apart.active_parameters == (apart.parameters - embedding.parameters - experts + visited)
+    assert tied.active_parameters == tied.parameters
+
+
+def test_what_is_left_unread_is_told_by_part_with_its_names():
+    found = inspect(GOLDENS / "families/kimi_k25")
+    assert {part.part for part in found.unread} == {"mm_projector", "vision_tower"}
+    for part in found.unread:
+        assert all(name.startswith(part.part) for name in part.tensors)
+        assert part.file_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("model.layers.61.embed_tokens.weight", "model.layers.61"),
+        ("language_model.model.layers.61.eh_proj.weight", "language_model.model.layers.61"),
+        ("model.layers.0.mlp.up_proj.input_scale", "*.input_scale"),
+        ("vision_tower.encoder.layers.3.norm.weight", "vision_tower"),
+        ("model.visual.blocks.0.weight", "model.visual"),
+    ],
+)
+def test_further_layers_scales_and_other_senses_are_parts(name: str, part: str):
+    assert unread_part(name) == part
+
+
+def test_an_adapter_takes_what_it_takes_when_attached():
+    method, targets = LoRA(4, 8.0), ("q_proj", "experts.down_proj")
+    found = inspect(TINY, method, targets)
+    _, base = load_base(TINY)
+    params = jax.tree.leaves(attach(method, jax.random.key(0), base, targets).params)
+    assert found.adapter.parameters == sum(p.size for p in params)
+    assert found.adapter.copy_bytes == 2 * found.adapter.parameters
+    assert found.adapter.state_bytes == sum(3 * p.nbytes for p in params)
+    counts = {weight.name: (weight.count, weight.rank) for weight in found.adapter.weights}
+    assert counts == {"self_attn.q_proj": (3, 4), "mlp.experts.down_proj": (24, 4)}
+    assert {"mlp.gate", "embed_tokens", "mlp.experts.up_proj"} <= set(found.left_alone)
+    assert "self_attn.q_proj" not in found.left_alone
+
+
+def test_an_adapters_matrices_are_counted_over_all_stacks():
+    found = inspect(GOLDENS / "families/deepseek_v3", LoRA(2, 4.0), ("o_proj",))
+    (weight,) = found.adapter.weights
+    assert (weight.count, weight.parameters) == (3, 3 * 2 * (32 + 40))
+
+
+@pytest.mark.parametrize(
+    ("rank", "targets", "reason"),
+    [
+        (4, ("gate",), "a router is never adapted"),
+        (4, ("q_proj", "query"), "match no weight"),
+        (4096, ("q_proj",), "exceeds the model's width 128: lower it"),
+    ],
+)
+def test_an_adapter_that_cannot_be_attached_is_refused_apart(rank, targets, reason):
+    found = inspect(TINY, LoRA(rank, 1.0), targets)
+    assert found.loads
+    assert found.adapter is None
+    assert reason in found.adapter_refusal
+
+
+def test_a_tokenizer_is_told_and_its_lack_is_no_refusal(tmp_path: Path):
+    told = inspect(TINY).tokenizer
+    assert (told.ids, told.eos_ids, told.has_chat_template, told.refusal) == (261, (258,), True, "")
+    assert "neither tokenizer.json nor" in inspect(GOLDENS / "qwen3_moe").tokenizer.refusal
+    shutil.copytree(TINY, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"0": {}}}')
+    found = inspect(tmp_path)  # what reading it raises is no ValueError
+    assert "KeyError" in found.tokenizer.refusal
+    assert found.loads
+
+
+def test_faults_of_config_quantisation_and_files_are_told_together(tmp_path: Path):
+    folder = copied(
+        "llama_sharded", tmp_path, model_type="unheard", quantization_config={"quant_method": "odd"}
+    )
+    first, last = sorted(folder.glob("*.safetensors"))
+    first.write_bytes(first.read_bytes()[:-8])
+    last.unlink()
+    found = inspect(folder)
+    assert not found.loads
+    assert len(found.refusals) == 4
+    for reason in ("model_type='unheard'", "quant_method='odd'", "truncated", last.name):
+        assert sum(reason in sentence for sentence in found.refusals) == 1, reason
+    assert found.config is None
+
+
+def test_tensors_that_do_not_fit_are_told_beside_what_the_config_says(tmp_path: Path):
+    folder = copied("qwen3_moe", tmp_path)
+    tensors = {n: np.array(ref.map()) for n, ref in open_checkpoint(folder).items()}
+    tensors["stray"] = tensors.pop("model.norm.weight")
+    write_safetensors(folder / SINGLE_FILE, tensors)
+    found = inspect(folder, LoRA(2, 4.0))
+    (sentence,) = found.refusals
+    assert "missing: model.norm.weight; unknown: stray" in sentence
+    assert found.description["family"] == "qwen3_moe"
+    assert found.adapter.parameters > 0
+    assert (found.weights, found.parameters) == ((), 0)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "nowhere.gguf"])
+def test_what_is_not_there_is_one_sentence(name: str, tmp_path: Path):
+    found = inspect(tmp_path / name)
+    assert len(found.refusals) == 1
+    assert found.file_bytes == 0
+
+
+def test_a_gguf_file_with_wrong_tensors_still_says_what_it_is(tmp_path: Path):
+    data = (GOLDENS / "gguf/simple.gguf").read_bytes()
+    path = tmp_path / "renamed.gguf"
+    path.write_bytes(data.replace(b"blk.0.attn_norm.weight", b"blk.0.atta_norm.weight"))
+    found = inspect(path)
+    assert "attn_norm" in found.refusals[0]
+    assert found.description["layers"] == "2: 2 dense (0-1)"
+
+
+# Kimi-K2 as it is deployed, in fewer layers: routed experts in INT4 by groups of 32, the rest bf16.
+KIMI = {
+    "model_type": "kimi_k2",
+    "vocab_size": 163840,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "n_routed_experts": 384,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 50000.0,
+    "max_position_embeddings": 262144,
+    "tie_word_embeddings": False,
+    "quantization_config": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {
+                    "num_bits": 4,
+                    "type": "int",
+                    "symmetric": True,
+                    "strategy": "group",
+                    "group_size": 32,
+                },
+            }
+        },
+        "ignore": [
+            *("lm_head", "re:.*self_attn.*", "re:.*shared_experts.*"),
+            "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+        ],
+    },
+}
+WIDTH, EXPERTS = 7168, 384
+TOP = {"model.embed_tokens": (163840, WIDTH), "model.norm": (WIDTH,), "lm_head": (163840, WIDTH)}
+ATTENTION = {
+    "q_a_proj": (1536, WIDTH),
+    "q_a_layernorm": (1536,),
+    "q_b_proj": (64 * 192, 1536),
+    "kv_a_proj_with_mqa": (576, WIDTH),
+    "kv_a_layernorm": (512,),
+    "kv_b_proj": (64 * 256, 512),
+    "o_proj": (WIDTH, 64 * 128),
+}
+
+
+def gated(inner: int) -> dict[str, tuple[int, int]]:
+    return {
+        "gate_proj": (inner, WIDTH),
+        "up_proj": (inner, WIDTH),
+        "down_proj": (WIDTH, inner),
+    }
+
+
+def kimi_layer(layer: int) -> tuple[dict[str, tuple], dict[str, tuple]]:
+    """Plain and quantised modules of a layer, with their shapes."""
+    plain = {"input_layernorm": (WIDTH,), "post_attention_layernorm": (WIDTH,)}
+    plain |= {f"self_attn.{name}": shape for name, shape in ATTENTION.items()}
+    quantised = {}
+    if layer == 0:
+        plain |= {f"mlp.{name}": shape for name, shape in gated(18432).items()}
+    else:
+        plain |= {f"mlp.shared_experts.{name}": shape for name, shape in gated(2048).items()}
+        plain |= {"mlp.gate": (EXPERTS, WIDTH)}
+        for expert in range(EXPERTS):
+            names = gated(2048).items()
+            quantised |= {f"mlp.experts.{expert}.{name}": shape for name, shape in names}
+    start = f"model.layers.{layer}."
+    return {start + n: s for n, s in plain.items()}, {start + n: s for n, s in quantised.items()}
+
+
+def write_sparse(path: Path, plain: dict[str, tuple], quantised: dict[str, tuple]) -> list[str]:
+    """A shard of full size that takes no room: but for header and shapes, it is a hole."""
+    shapes = {f"{name}.weight_shape": ("I64", (2,), 16) for name in quantised}  # come first
+    rest = {}
+    for name, (out, width) in quantised.items():
+        rest[f"{name}.weight_packed"] = ("I32", (out, width // 8), out * width // 2)
+        rest[f"{name}.weight_scale"] = ("BF16", (out, width // 32), out * width // 16)
+    for name, shape in plain.items():
+        rest[f"{name}.weight"] = ("BF16", shape, 2 * math.prod(shape))
+        if name.endswith("mlp.gate"):
+            rest[f"{name}.e_score_correction_bias"] = ("F32", (EXPERTS,), 4 * EXPERTS)
+    header, end = {}, 0
+    for name, (kind, shape, nbytes) in (shapes | rest).items():
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [end, end + nbytes]}
+        end += nbytes
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(np.array(list(quantised.values()), np.int64).tobytes())
+        file.truncate(8 + len(text) + end)
+    return list(header)
+
+
+def test_a_model_of_kimi_k2s_widths_is_told_in_seconds_and_right(tmp_path: Path):
+    layers, where = 8, {}
+    total = active = 0
+    for shard in range(layers + 1):
+        plain, quantised = kimi_layer(shard) if shard < layers else (TOP, {})
+        name = f"model-{shard + 1:05d}-of-{layers + 1:05d}.safetensors"
+        where |= dict.fromkeys(write_sparse(tmp_path / name, plain, quantised), name)
+        gates = EXPERTS if quantised else 0  # the router's correction
+        dense = sum(map(math.prod, plain.values())) + gates
+        experts = sum(map(math.prod, quantised.values()))
+        total += dense + experts
+        active += dense + experts * 8 // EXPERTS
+    active -= math.prod(TOP["model.embed_tokens"])
+    (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": where}))
+    (tmp_path / "config.json").write_text(json.dumps(KIMI | {"num_hidden_layers": layers}))
+    start = time.process_time()
+    found = inspect(tmp_path, LoRA(16, 32.0))
+    seconds = time.process_time() - start
+    assert found.refusals == ()
+    assert (found.parameters, found.active_parameters) == (total, active)
+    assert len(where) == len(open_checkpoint(tmp_path)) > 24_000
+    # One search of all names for each module took minutes.
+    assert seconds < 10
+    assert rows(found, "mlp.experts.up_proj") == [("1-7", "pack-quantized (4 bits, groups of 32)")]
+    experts = [group for group in found.weights if ".experts." in group.name]
+    assert {group.bytes_per_weight for group in experts} == {0.5625}
+    assert {group.count for group in experts} == {7 * EXPERTS}
+    assert found.read_bytes - found.packed_bytes == 16 * 3 * 7 * EXPERTS  # shapes are not held
+    assert found.files == layers + 1
+    assert found.file_bytes > found.read_bytes > 70e9
