@@ -28,14 +28,19 @@ def get_config(variant: str = "") -> ConfigDict:
     config.base.working_copy_share = 0.1  # auto: only if it fits this share of the free memory
 
     config.adapter = ConfigDict()
+    config.adapter.initial = ""  # a PEFT folder to begin from; empty: a fresh adapter
     config.adapter.rank = 16  # R of LoRA
     config.adapter.alpha = 32.0  # the update is scaled by alpha / rank
     config.adapter.rank_stabilized = False  # alpha / sqrt(rank) instead (rsLoRA)
-    config.adapter.targets = (  # module names; every linear layer, never the router
+    config.adapter.targets = (  # module names; this, all linear layers, means those of the base
         "q_proj",
         "k_proj",
         "v_proj",
         "o_proj",
+        "q_a_proj",
+        "q_b_proj",
+        "kv_a_proj_with_mqa",
+        "kv_b_proj",
         "gate_proj",
         "up_proj",
         "down_proj",

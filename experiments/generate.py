@@ -3,8 +3,10 @@
     python experiments/generate.py --prompt "7+8-3"
     python experiments/generate.py --run runs/ppo_math-... --prompt "7+8-3"
     python experiments/generate.py --base model.gguf            # a chat, one line a turn
+    python experiments/generate.py --base model --adapter peft_folder --prompt "7+8-3"
 
-With `--run`, base and newest adapter of that run answer one after the other.
+With `--run`, base and newest adapter of that run answer one after the other; with `--adapter`, the
+base and a PEFT adapter.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import numpy as np
 from orbit_jax import mesh, parity, startup
 from orbit_jax.adapters.adapter import Adapter
 from orbit_jax.checkpoint import run_state
+from orbit_jax.checkpoint.peft import load_adapter
 from orbit_jax.config import Config, from_config_dict
 from orbit_jax.rl import sampler
 from orbit_jax.rl.rollouts import admit_prompts
@@ -104,6 +107,10 @@ def load(arguments: argparse.Namespace) -> tuple[Config, startup.Frozen, dict[st
         if facts["base_hash"] != frozen.hash:
             raise ValueError(f"--run={arguments.run} was trained on another base: leave --base out")
         speakers[f"step {facts['step']}"] = state.policy
+    if arguments.adapter:
+        loaded = load_adapter(arguments.adapter, frozen.model, frozen.hash)
+        loaded = mesh.place(frozen.model, loaded, mesh.adapter_specs(loaded))
+        speakers[arguments.adapter.name] = loaded
     return config, frozen, speakers
 
 
@@ -113,6 +120,7 @@ def main() -> None:
     )
     parser.add_argument("--base", default="", help="Hugging Face folder or .gguf file")
     parser.add_argument("--run", type=Path, help="run folder whose newest adapter answers too")
+    parser.add_argument("--adapter", type=Path, help="PEFT folder that answers too")
     parser.add_argument("--prompt", default="", help="ask this and end; without it, a chat")
     parser.add_argument("--system", default="", help="a system message before everything")
     parser.add_argument("--max_tokens", type=int, default=128)

@@ -27,8 +27,9 @@ class BaseConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AdapterConfig:
-    """LoRA on the policy."""
+    """LoRA on the policy: a fresh one, or that of the PEFT folder `initial`, which says the rest."""
 
+    initial: str = ""
     rank: int = 16
     alpha: float = 32.0
     rank_stabilized: bool = False

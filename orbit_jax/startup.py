@@ -24,6 +24,7 @@ from orbit_jax.checkpoint.base import (
     load_base,
     read_config,
 )
+from orbit_jax.checkpoint.peft import load_adapter
 from orbit_jax.checkpoint.placing import Placement
 from orbit_jax.checkpoint.tokenizer import Tokenizer
 from orbit_jax.config import Config
@@ -153,16 +154,27 @@ def encode_prompts(
 
 
 def train_state(config: Config, frozen: Frozen) -> TrainState:
-    """A fresh policy, and a critic where the advantage needs one; on the mesh."""
-    adapter = config.adapter
+    """The policy as training begins, and a critic where the advantage needs one; on the mesh.
+
+    The reference of a KL is the base, or the policy as it begins where that is an adapter already.
+
+    Raises:
+      ValueError: if the adapter that training is to begin from cannot be read or belongs to another
+        base, or if the targets of a fresh one do not fit the base.
+    """
+    adapter, reference = config.adapter, None
     method = LoRA(adapter.rank, adapter.alpha, adapter.rank_stabilized)
     keys = jax.random.split(jax.random.key(config.seed))
-    policy = attach(method, keys[0], frozen.base, adapter.targets)
+    if adapter.initial:
+        policy = load_adapter(adapter.initial, frozen.model, frozen.hash)
+        reference = policy if config.ppo.kl != "off" else None
+    else:
+        policy = attach(method, keys[0], frozen.base, adapter.targets)
     critic = None
     if config.ppo.critic:
         head = jnp.zeros(frozen.model.hidden_size)
         critic = Critic(attach(method, keys[1], frozen.base, adapter.targets), head)
-    state = init_state(config.optimizer, policy, critic)
+    state = init_state(config.optimizer, policy, critic, reference)
     return mesh.place(frozen.model, state, state_specs(state))
 
 
@@ -231,7 +243,12 @@ def _estimate(config: Config, model: ModelConfig) -> _Memory:
     width += 4 * max(experts, 0 if all(model.sparse) else model.intermediate_size)
     return _Memory(
         base=checkpoint_bytes(find_base(config.base.path)),
-        cache=2 * model.num_layers * positions * model.num_kv_heads * model.head_dim * item,
+        cache=(1 if model.latent else 2)
+        * model.num_layers
+        * positions
+        * model.num_kv_heads
+        * model.head_dim
+        * item,
         layer=token_buckets(config)[-1].tokens * width * item,
         logits=4 * 4 * model.head_chunk * model.vocab_size,  # f32, with what its gradient needs
     )

@@ -68,6 +68,8 @@ def _read_fast(folder: Path, config: Mapping[str, Any]) -> FastTokenizer:
     path, tiktoken = folder / "tokenizer.json", folder / "tiktoken.model"
     if not path.is_file() and tiktoken.is_file():
         return read_tiktoken(tiktoken, config)
+    if not folder.is_dir():
+        raise ValueError(f"the folder {folder} does not exist: check the path")
     if not path.is_file():
         raise ValueError(
             f"{folder} has neither tokenizer.json nor tiktoken.model; save the tokenizer there "

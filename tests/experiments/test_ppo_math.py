@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT)]
 
+import export_adapter  # noqa: E402
 import generate  # noqa: E402
 import ppo_math  # noqa: E402
 
@@ -107,6 +108,29 @@ def test_the_loop_has_two_jitted_functions_and_traces_none_of_them_again(finishe
     assert programs.ppo_step.executables == 1
     assert programs.sample.executables == programs.sample.traces
     assert "jit(" not in (ROOT / "experiments/ppo_math.py").read_text()
+
+
+def test_training_begins_from_an_exported_adapter(finished, tmp_path, monkeypatch, capsys):
+    """The policy is the adapter, to the bit, and so is the reference of the KL: 0 at first."""
+    folder, _, _ = finished
+    peft = tmp_path / "peft"
+    monkeypatch.setattr(sys, "argv", ["export_adapter.py", str(folder), str(peft)])
+    export_adapter.main()
+    asked = ["--prompt", "7+8-3", "--max_tokens", "20"]
+    answers = []
+    for source in (["--run", str(folder)], ["--adapter", str(peft)]):
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["generate.py", *source, *asked])
+        generate.main()
+        answers.append(capsys.readouterr().out.splitlines()[1].partition("> ")[2])
+    assert answers[0] == answers[1]
+    ppo_math.run(recipe(tmp_path / "again", steps=1, adapter__initial=str(peft), ppo__kl="metric"))
+    (row,) = [r for r in read_metrics(only_run(tmp_path / "again")) if "tokens" in r]
+    assert row["kl/reference_k1"] == row["kl/reference_k3"] == 0.0
+    assert row["parity/max_abs_diff"] == 0.0
+    # Not what the run of a fresh adapter measured.
+    fresh = next(r for r in read_metrics(folder) if "tokens" in r)
+    assert row["reward/mean"] != fresh["reward/mean"] or row["entropy"] != fresh["entropy"]
 
 
 def test_what_was_trained_answers_beside_its_base(finished, capsys, monkeypatch):
