@@ -27,6 +27,7 @@ from orbit_jax.config import Config, from_config_dict
 from orbit_jax.rl import sampler
 from orbit_jax.rl.rollouts import admit_prompts
 from orbit_jax.rl.sampler import RUNNING
+from orbit_jax.runs.loading import Loading
 
 CHUNK = 8  # tokens that are drawn before they are printed
 
@@ -97,7 +98,7 @@ def load(arguments: argparse.Namespace) -> tuple[Config, startup.Frozen, dict[st
             config, base=dataclasses.replace(config.base, path=arguments.base)
         )
     startup.set_up_jax(config)
-    frozen = startup.load(config)
+    frozen = startup.load(config, Loading())
     speakers: dict[str, Adapter | None] = {"base": None}
     if arguments.run:
         found = run_state.latest((arguments.run / "checkpoints").absolute())

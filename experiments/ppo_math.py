@@ -21,6 +21,7 @@ from orbit_jax.rl.rollouts import Rollouts, generate
 from orbit_jax.rl.sampler import STOP_REASONS
 from orbit_jax.runs.cli import main
 from orbit_jax.runs.interrupt import StopFlag
+from orbit_jax.runs.loading import Loading
 from orbit_jax.runs.record import Recorder
 from orbit_jax.tasks.grading import Grader
 from orbit_jax.tasks.math import MathTask, load_data, problems_of_step
@@ -49,7 +50,7 @@ def run(
         task.difficulties,
         task.unseen_difficulty,
     )
-    frozen = startup.load(config)
+    frozen = startup.load(config, Loading())
     base, tokenizer = frozen.base, frozen.tokenizer
     math = MathTask(Grader(task.grader_workers, task.grader_max_seconds), task.system)
     everything = (*data.train, *data.heldout, *data.unseen)

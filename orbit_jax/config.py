@@ -27,7 +27,7 @@ class BaseConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AdapterConfig:
-    """LoRA on the policy: a fresh one, or that of the PEFT folder `initial`, which says the rest."""
+    """LoRA on the policy: a fresh one, or that of the PEFT folder `initial`."""
 
     initial: str = ""
     rank: int = 16

@@ -237,18 +237,15 @@ class _Memory:
 def _estimate(config: Config, model: ModelConfig) -> _Memory:
     item = 2  # bf16
     positions = config.decoded_rows * config.num_slots
+    # A latent is key and value at once.
+    per_position = (1 if model.latent else 2) * model.num_kv_heads * model.head_dim * item
     # What one layer's backward pass keeps, per token: inputs and outputs of its matmuls.
     width = 6 * model.hidden_size + 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
     experts = model.top_k * model.expert_size if any(model.sparse) else 0
     width += 4 * max(experts, 0 if all(model.sparse) else model.intermediate_size)
     return _Memory(
         base=checkpoint_bytes(find_base(config.base.path)),
-        cache=(1 if model.latent else 2)
-        * model.num_layers
-        * positions
-        * model.num_kv_heads
-        * model.head_dim
-        * item,
+        cache=per_position * model.num_layers * positions,
         layer=token_buckets(config)[-1].tokens * width * item,
         logits=4 * 4 * model.head_chunk * model.vocab_size,  # f32, with what its gradient needs
     )

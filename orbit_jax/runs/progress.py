@@ -42,6 +42,7 @@ class Progress:
         start: steps that an earlier session has done.
         interval_seconds: between plain lines; new held-out figures and the last step come at once.
         console: where to show it, by default the standard output.
+        unit: what is counted, as `step` or `MB`.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class Progress:
         start: int = 0,
         interval_seconds: float = 10.0,
         console: Console | None = None,
+        unit: str = "step",
     ):
         self._total = total
+        self._unit = unit
         self._log = log
         self._interval_seconds = interval_seconds
         self._console = console or Console()
@@ -109,7 +112,7 @@ class Progress:
 
     def _summary(self) -> str:
         percent = f"{self._done / max(self._total, 1):4.0%}"
-        parts = [f"step {self._done}/{self._total} {percent}", *self._pace()]
+        parts = [f"{self._unit} {self._done}/{self._total} {percent}", *self._pace()]
         parts += [f"{shown.label} {text}" for shown, text in self._shown()]
         return "  ".join(parts)
 
@@ -117,7 +120,7 @@ class Progress:
         bar = Table.grid(padding=(0, 2))
         bar.add_row(
             ProgressBar(total=max(self._total, 1), completed=self._done, width=32),
-            Text(f"step {self._done}/{self._total}", style="bold"),
+            Text(f"{self._unit} {self._done}/{self._total}", style="bold"),
             *(Text(text, style="cyan") for text in self._pace()),
         )
         values = [
@@ -140,7 +143,8 @@ class Progress:
             return []
         steps_per_second = (last_step - first_step) / (last_time - first_time)
         seconds_left = (self._total - self._done) / steps_per_second
-        return [f"{steps_per_second:.2f} steps/s", f"ETA {_clock(seconds_left)}"]
+        units = "steps" if self._unit == "step" else self._unit
+        return [f"{steps_per_second:.2f} {units}/s", f"ETA {_clock(seconds_left)}"]
 
 
 def _clock(seconds: float) -> str:
