@@ -17,11 +17,15 @@ class Targets:
 
     def scheme(self, names: Sequence[str], kind: str) -> Scheme:
         """The scheme of a module by its names; a name goes before a pattern before a class."""
-        if kind in ("Router", "Vector") or any(_matches(t, names, kind) for t in self.ignore):
+        if kind in ("Router", "Vector") or self.ignores(names, kind):
             return PLAIN
         found = [pair for pair in self.pairs if _matches(pair[0], names, kind)]
         found.sort(key=lambda pair: (pair[0] not in names, not pair[0].startswith("re:")))
         return found[0][1] if found else PLAIN
+
+    def ignores(self, names: Sequence[str], kind: str = "Linear") -> bool:
+        """Whether a module is skipped."""
+        return any(_matches(target, names, kind) for target in self.ignore)
 
 
 def read_targets(config: dict) -> Targets:
@@ -48,34 +52,74 @@ def read_targets(config: dict) -> Targets:
         only(form, "format", *_READ)
         scheme = _READ[form["format"]](group["weights"])
         pairs += [(_checked(target), scheme) for target in strings(group, "targets")]
-    return Targets(tuple(pairs), tuple(map(_checked, strings(config, "ignore"))))
+    return Targets(tuple(pairs), read_ignore(strings(config, "ignore")).ignore)
+
+
+def read_ignore(ignore: Sequence[str]) -> Targets:
+    """Targets of which only these are skipped.
+
+    Raises:
+      ValueError: for a pattern that is none.
+    """
+    return Targets(ignore=tuple(map(_checked, ignore)))
 
 
 def write_targets(schemes: dict[Scheme, list[str]], ignore: list[str]) -> dict:
-    """The `quantization_config` that `read_targets` reads as these targets of each scheme."""
-    groups = {}
+    """The `quantization_config` that `read_targets` reads as these targets of each scheme.
+
+    All schemes are of one format: `pack-quantized`, `nvfp4`, `mxfp4`, or `fp8` by channel.
+    """
+    groups, form = {}, ""
     for i, (scheme, targets) in enumerate(schemes.items()):
-        weights = {
-            "num_bits": scheme.bits,
-            "type": "int",
-            "symmetric": scheme.symmetric,
-            "strategy": "group" if scheme.group else "channel",
-            "group_size": scheme.group or None,
-            "dynamic": False,
-        }
+        form, weights, inputs = _WRITE[scheme.format](scheme)
         groups[f"group_{i}"] = {
             "targets": targets,
-            "weights": weights,
-            "input_activations": None,
+            "weights": weights | {"symmetric": scheme.symmetric, "dynamic": False},
+            "input_activations": inputs,
             "output_activations": None,
         }
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": form,
         "quantization_status": "compressed",
         "config_groups": groups,
         "ignore": ignore,
     }
+
+
+def _write_words(scheme: Scheme) -> tuple[str, dict, dict | None]:
+    strategy = {"strategy": "group" if scheme.group else "channel"}
+    weights = {"num_bits": scheme.bits, "type": "int", "group_size": scheme.group or None}
+    return "pack-quantized", weights | strategy, None
+
+
+def _write_fp8(scheme: Scheme) -> tuple[str, dict, dict | None]:
+    """Serving engines run experts of 8-bit floats only with inputs that they quantise themselves.
+
+    Readers that widen weights, as this project, leave the inputs as they are.
+    """
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "group_size": None}
+    tokens = {"strategy": "token", "symmetric": True, "dynamic": True}
+    return "float-quantized", weights, weights | tokens
+
+
+def _write_nvfp4(scheme: Scheme) -> tuple[str, dict, dict | None]:
+    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    return "nvfp4-pack-quantized", weights | {"scale_dtype": "torch.float8_e4m3fn"}, None
+
+
+def _write_mxfp4(scheme: Scheme) -> tuple[str, dict, dict | None]:
+    weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
+    return "mxfp4-pack-quantized", weights | {"scale_dtype": "torch.uint8"}, None
+
+
+# The format, the weights and the inputs of a group, by the format of its scheme.
+_WRITE = {
+    "pack-quantized": _write_words,
+    "fp8": _write_fp8,
+    "nvfp4": _write_nvfp4,
+    "mxfp4": _write_mxfp4,
+}
 
 
 def _pack_quantized(weights: dict) -> Scheme:

@@ -6,7 +6,6 @@ packed and one widened weight, and the file system the rest.
 
 import itertools
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from orbit_jax.adapters.adapter import Adapter, Method, at
+from orbit_jax.checkpoint.common import copy_tokenizer
 from orbit_jax.checkpoint.huggingface import Contents, open_base
 from orbit_jax.checkpoint.layout import Leaf
 from orbit_jax.checkpoint.leaf_tensors import pieces, tensor_name
@@ -31,9 +31,6 @@ from orbit_jax.quant.qtensor import QTensor, dequantize
 
 MAX_SHARD_BYTES = 5_000_000_000
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-# What belongs to the model besides its weights: not a description of the base.
-_KEPT = ("tokenizer*", "vocab*", "merges.txt", "*tokens*.json", "chat_template*", "*.model")
-_KEPT += ("generation_config.json",)
 
 _Plan = dict[str, tuple[np.dtype, tuple[int, ...]]]
 
@@ -78,8 +75,7 @@ def save_merged(
         tell(i + 1, len(leaves))
     text = json.dumps(hf, indent=2, sort_keys=True)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
-    for path in (path for pattern in _KEPT for path in base_folder.glob(pattern)):
-        shutil.copyfile(path, folder / path.name)
+    copy_tokenizer(base_folder, folder)
 
 
 def _plain_config(base_folder: Path) -> dict:
