@@ -13,14 +13,14 @@ from jax import lax
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.layers import Module, linear, swiglu
 from orbit_jax.model.stream import regroup
-from orbit_jax.quant.matmul import matmul, over_rows
+from orbit_jax.quant.matmul import matmul_exact, over_rows
 from orbit_jax.quant.qtensor import round_to
 
 
 def route(module: Module, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The router: experts `[N, k]` int32 in ascending order, and their f32 weights `[N, k]`."""
     config = module.config
-    logits = matmul(x, module.weights["gate"], (module.layer,))
+    logits = matmul_exact(x, module.weights["gate"], (module.layer,))
     if config.router == "chosen":
         logits = logits + module.vector("gate_bias").astype(jnp.float32)
         best, experts = lax.top_k(logits, config.top_k)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from orbit_jax.quant.qtensor import QTensor, Unstacked, dequantize, select
+from orbit_jax.quant.qtensor import QTensor, Unstacked, dequantize, round_to, select
 
 # Kernels for very few rows or columns sum in another order (seen: gemv below 2 rows on AVX2; on AMX
 # narrow tiles below 8 rows, and for the 1 or 2 rows that 17, 33 or 66 leave over; outputs narrower
@@ -115,6 +115,36 @@ def _backward(residual: tuple, g: jax.Array) -> tuple:
 _frozen_matmul.defvjp(_forward, _backward)
 
 
+def matmul_exact(
+    x: jax.Array, w: QTensor | Unstacked | jax.Array, index: Sequence[jax.Array | int] = ()
+) -> jax.Array:
+    """`matmul` without rounding an f32 weight to x's dtype: where small differences decide.
+
+    A bf16 `x` goes through the three bf16 pieces that an f32 number is the sum of.
+    """
+    one = w.layers[0] if isinstance(w, Unstacked) else w
+    wide = isinstance(one, QTensor) and one.format == "float32" and x.dtype == jnp.bfloat16
+    return _frozen_in_pieces(x, w, tuple(index)) if wide else matmul(x, w, index)
+
+
+@jax.custom_vjp
+def _frozen_in_pieces(x: jax.Array, q: QTensor | Unstacked, index: tuple) -> jax.Array:
+    def dots(x: jax.Array, rest: jax.Array) -> jax.Array:
+        total = jnp.zeros((), jnp.float32)
+        for _ in range(3):
+            piece = round_to(rest, x.dtype)
+            rest = rest - piece.astype(jnp.float32)
+            total = total + dot(x, piece)
+        return total
+
+    return _with_weight(dots, x, q, index, jnp.float32)
+
+
+_frozen_in_pieces.defvjp(
+    lambda x, q, index: (_frozen_in_pieces(x, q, index), (x[:0], q, index)), _backward
+)
+
+
 def matmul_heads(
     x: jax.Array,
     w: QTensor | Unstacked | jax.Array,
@@ -176,14 +206,20 @@ def swap_leading(x: jax.Array) -> jax.Array:
 swap_leading.defvjp(lambda x: (swap_leading(x), None), lambda _, g: (swap_leading(g),))
 
 
-def _with_weight(fn: Callable, x: jax.Array, q: QTensor | Unstacked, index: tuple) -> jax.Array:
-    """`fn(x, w)` with the weight at `index` widened to the dtype of x."""
+def _with_weight(
+    fn: Callable,
+    x: jax.Array,
+    q: QTensor | Unstacked,
+    index: tuple,
+    dtype: jnp.dtype | None = None,
+) -> jax.Array:
+    """`fn(x, w)` with the weight at `index` widened to `dtype`, by default that of x."""
     if isinstance(q, QTensor):
-        return fn(x, dequantize(select(q, index), x.dtype))
+        return fn(x, dequantize(select(q, index), dtype or x.dtype))
     layer, *rest = index
 
     def branch(i: int) -> Callable:
-        return lambda x, layers: _with_weight(fn, x, layers[i], tuple(rest))
+        return lambda x, layers: _with_weight(fn, x, layers[i], tuple(rest), dtype)
 
     return lax.switch(layer, [branch(i) for i in range(len(q.layers))], x, q.layers)
 

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from orbit_jax import compile as programs
-from orbit_jax.quant.matmul import dot, matmul, over_rows
+from orbit_jax.quant.matmul import dot, matmul, matmul_exact, over_rows
 from orbit_jax.quant.qtensor import QTensor, Unstacked, dequantize, from_float, working_copy
 from orbit_jax.quant.quantize import quantize
 
@@ -53,6 +53,23 @@ def program(recipe: str = "fast") -> programs.Program:
 @functools.cache
 def all_rows() -> list[np.ndarray]:
     return jax.device_get(program()(inputs(), weights()))
+
+
+def test_an_exact_product_does_not_round_an_f32_weight():
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((40, 96), np.float32)).astype(jnp.bfloat16)
+    w = rng.standard_normal((2, 12, 96), np.float32)
+    q = jax.tree.map(jnp.asarray, from_float(w))
+    wanted = np.asarray(x, np.float64) @ w[1].astype(np.float64).T
+    exact, rounded = (jax.jit(fn)(x, q, (1,)) for fn in (matmul_exact, matmul))
+    assert np.abs(exact - wanted).max() < 2e-5 < 1e-3 < np.abs(rounded - wanted).max()
+    np.testing.assert_array_equal(jax.jit(matmul_exact)(x[5:6], q, (1,))[0], exact[5])
+    copied = jax.jit(matmul_exact)(x, working_copy(q), (1,))
+    np.testing.assert_array_equal(copied, exact)
+    gradients = [
+        jax.grad(lambda x, fn=fn: fn(x, q, (1,)).sum())(x) for fn in (matmul_exact, matmul)
+    ]
+    np.testing.assert_array_equal(*(np.asarray(g, np.float32) for g in gradients))
 
 
 def test_products_are_those_of_the_dequantised_weights():
