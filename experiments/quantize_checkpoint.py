@@ -4,10 +4,11 @@
     python experiments/quantize_checkpoint.py IN OUT --format mxfp4 --only experts
     python experiments/quantize_checkpoint.py IN OUT --format int4 --ignore 're:.*self_attn.*'
 
-OUT loads here, in transformers and in vLLM. A table on the screen, and `quantization.json` in OUT,
-tell the error of each group of weights; KL(IN || OUT) per token on held-out problems as IN goes on
-with them, and what it is with one group alone in low bits; and how many of them each model solves.
-For these both models are in memory: `--tokens 0 --eval 0` leaves them out.
+OUT is laid out as compressed-tensors has it (gpt-oss: its own MXFP4): for this project,
+transformers and vLLM. transformers 5.24 misreads experts in nvfp4: it leaves their overall scale
+out. A table on the screen and `quantization.json` in OUT tell the error of each group of weights;
+KL(IN || OUT) per token of IN's answers to held-out problems, also with one group alone in low bits;
+and how many of the problems each solves. `--tokens 0 --eval 0` loads no model to measure.
 """
 
 import argparse

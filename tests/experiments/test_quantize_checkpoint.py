@@ -81,6 +81,17 @@ def test_groups_that_stand_out_are_suggested_worst_first():
     assert quantize_checkpoint.suggest({name: {"kl_alone": 1.0} for name in costs}) == []
 
 
+def test_suggestions_are_shown_as_they_are_typed(capsys):
+    group = {"relative_error": 0.1, "bytes_before": 4e6, "bytes_after": 1e6, "kl_alone": 0.5}
+    name = r"re:.*layers\.3\.self_attn\.o_proj$"
+    report = {"kl_per_token": 0.6, "kl_largest": 2.0, "tokens": 9, "tokens_of": "random ids"}
+    quantize_checkpoint.show(report | {"groups": {name: group}, "suggested_ignore": [name]})
+    out = capsys.readouterr().out
+    assert f"to leave alone (KL 0.50000, 3.00 MB more): --ignore '{name}'" in out
+    quantize_checkpoint.show(report | {"groups": {name: group}, "suggested_ignore": []})
+    assert "no group stands out" in capsys.readouterr().out
+
+
 def test_passages_are_taken_until_enough_tokens_count():
     passages = [Passage([1] * 10, 5)] * 4
     assert [len(quantize_checkpoint.cut(passages, n)) for n in (1, 5, 6, 99)] == [1, 1, 2, 4]

@@ -73,7 +73,8 @@ def test_the_largest_weight_is_kept_and_nothing_overflows(name, size):
     q = MAKE[name](w)
     values = np.asarray(widen(q, jnp.float32))
     assert np.isfinite(values).all()
-    assert np.abs(values).max() == pytest.approx(size, rel=0.25)
+    at = np.unravel_index(np.abs(w).argmax(), w.shape)
+    assert values[at] == pytest.approx(w[at], rel=0.2)
     assert not has_subnormal_products(jax.tree.map(np.asarray, q)) or size < 1e-20
 
 
