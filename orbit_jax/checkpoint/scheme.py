@@ -10,6 +10,8 @@ I8, U8, I32, I64 = (np.dtype(t) for t in (np.int8, np.uint8, np.int32, np.int64)
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
 FLOATS = (BF16, F16, F32)
+# Formats whose groups are always of one size.
+_GROUPS = {"mxfp4": 32, "mxfp4-blocks": 32, "nvfp4": 16}
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Scheme:
         if self.rows != 1:
             facts.append(f"blocks of {self.rows}x{self.group}" if self.rows else "one scale")
         elif self.format != "plain":
-            facts.append(f"groups of {self.group}" if self.group else "one group a row")
+            group = self.group or _GROUPS.get(self.format, 0)
+            facts.append(f"groups of {group}" if group else "one group a row")
         if not self.symmetric:
             facts.append("asymmetric")
         if not self.ordered:

@@ -249,3 +249,12 @@ def test_groups_of_columns_must_exist():
 def test_a_shape_that_a_format_cannot_hold_is_refused(scheme, shape, message):
     with pytest.raises(ValueError, match=message):
         check_shape("model.layers.0.mlp.up_proj", scheme, shape)
+
+
+def test_a_scheme_in_words_tells_the_size_of_its_groups():
+    assert Scheme("mxfp4-blocks").words() == "mxfp4-blocks (groups of 32)"
+    assert Scheme("nvfp4", scale="weight_scale_2").words() == "nvfp4 (groups of 16)"
+    assert Scheme("fp8", rows=128, group=128).words() == "fp8 (blocks of 128x128)"
+    assert Scheme("fp8").words() == "fp8 (one group a row)"
+    asymmetric = Scheme("pack-quantized", bits=4, group=32, symmetric=False)
+    assert asymmetric.words() == "pack-quantized (4 bits, groups of 32, asymmetric)"
