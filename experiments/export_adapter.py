@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import functools
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
@@ -76,6 +77,7 @@ def read_trained(source: Path, base: str = "") -> Trained:
             f"{checkpoint} was trained on the base with hash {facts['base_hash']}, {path} has "
             f"{frozen.hash}: name the right one with --base"
         )
+    startup.check_method(facts, state.policy)
     return Trained(model, base, frozen.hash, state.policy, facts["step"])
 
 
@@ -129,6 +131,12 @@ def export(
             f"{', '.join(facts['adapted_weights'])}; it belongs to {trained.base} "
             f"(hash {trained.hash})"
         )
+        if layout == "per_module" and some_of_experts(facts["adapted_weights"]):
+            print(
+                "note: of the experts some weights alone are adapted, which PEFT 0.21 under "
+                "transformers 5 leaves out with a warning, or refuses; serving engines read it: "
+                "for PEFT export with --layout fused"
+            )
         if trained.model.num_experts and any(_beside_experts(n) for n in facts["adapted_weights"]):
             print(
                 "note: PEFT 0.19 to 0.21 under transformers 5 leaves the update of dense and "
@@ -165,6 +173,15 @@ def main() -> None:
         export(**vars(arguments))
     except (ValueError, OSError) as error:
         parser.error(str(error))
+
+
+def some_of_experts(names: Iterable[str]) -> bool:
+    """Whether experts' gate and up are adapted otherwise than both, and together with down."""
+    adapted = {name.rpartition(".")[2] for name in names if "experts" in name.split(".")}
+    return bool(adapted) and adapted not in (
+        {"down_proj"},
+        {"gate_proj", "up_proj", "down_proj"},
+    )
 
 
 def _beside_experts(name: str) -> bool:

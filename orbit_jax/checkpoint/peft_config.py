@@ -80,15 +80,21 @@ def read_peft_config(folder: Path) -> PeftConfig:
     wrong = [
         f"{name}={value!r}"
         for name, value in raw.items()
-        if name not in (*_READ, *_HARMLESS) and value and value not in _NEUTRAL.get(name, ())
+        if name not in (*_READ, *_HARMLESS)
+        and (value or (name == "layers_to_transform" and value is not None))  # 0 is a layer
+        and value not in _NEUTRAL.get(name, ())
     ]
     if wrong:
         raise ValueError(
             f"{path}: {few(sorted(wrong))} may change the update and is not supported: train or "
             "convert the adapter without it"
         )
+    if raw.get("use_rslora") not in (None, True, False):
+        raise ValueError(f"{path}: use_rslora={raw['use_rslora']!r}: must be true or false")
     patterns = {name: raw.get(name) or {} for name in ("rank_pattern", "alpha_pattern")}
     for name, given in patterns.items():
+        if not isinstance(given, dict):
+            raise ValueError(f"{path}: {name}={given!r}: must be an object of names and numbers")
         for pattern, value in given.items():
             _compile(f"{path}: {name}", pattern)
             _positive(f"{path}: {name}[{pattern!r}]", value, whole=name == "rank_pattern")

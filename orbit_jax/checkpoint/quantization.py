@@ -130,9 +130,15 @@ def _gptq(config: dict) -> Callable:
         for pattern, changes in own.items():
             if any(_is_match(pattern.removeprefix("+:"), name) for name in names):
                 facts = config | changes
+                break
         only(facts, "bits", 4, 8)
         only(facts, "sym", True, False, None)
         group = _group(facts, "group_size")
+        if facts.get("desc_act") and group and not find("g_idx"):
+            raise ValueError(
+                f"config.json: quantization_config: desc_act=true but {names[0]} has no g_idx, "
+                "which says the group of each column: download the checkpoint again"
+            )
         return Scheme(
             "gptq",
             bits=facts["bits"],

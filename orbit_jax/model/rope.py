@@ -115,12 +115,18 @@ def read_rope(hf: dict, interleaved: bool = False) -> Rope:
     if not thetas or any(theta != thetas[0] for theta in thetas):
         raise ValueError(f"config.json: rope_theta is missing or contradictory: {thetas}")
     theta = positive("rope_theta", thetas[0])
+    if not 1 < theta < math.inf:
+        raise ValueError(f"config.json: rope_theta={theta!r} must be a finite number above 1")
     if fields.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError(
             f"config.json: partial_rotary_factor={fields['partial_rotary_factor']!r} is not "
             "supported: only 1.0"
         )
     kind = fields.get("rope_type", fields.get("type", "default"))
+    if fields.get("type", kind) != kind:
+        raise ValueError(
+            f"config.json: type={fields['type']!r} and rope_type={kind!r} contradict each other"
+        )
     if kind not in ("default", "linear", "llama3", "yarn"):
         raise ValueError(
             f"config.json: rope_type={kind!r} is not supported: only 'default', 'linear', "

@@ -146,3 +146,15 @@ def test_help_answers(capsys, monkeypatch):
         export_adapter.main()
     assert stopped.value.code == 0
     assert "--merged" in capsys.readouterr().out
+
+
+def test_what_peft_reads_of_experts_in_part_is_known_beforehand():
+    def partial(*names: str) -> bool:
+        return export_adapter.some_of_experts(f"layers.1.mlp.experts.{n}_proj" for n in names)
+
+    assert partial("gate", "up")
+    assert partial("up")
+    assert partial("up", "down")
+    assert not partial("down")
+    assert not partial("gate", "up", "down")
+    assert not export_adapter.some_of_experts(["layers.0.mlp.shared_experts.up_proj", "q_proj"])

@@ -128,6 +128,16 @@ def test_training_begins_from_an_exported_adapter(finished, tmp_path, monkeypatc
     (row,) = [r for r in read_metrics(only_run(tmp_path / "again")) if "tokens" in r]
     assert row["kl/reference_k1"] == row["kl/reference_k3"] == 0.0
     assert row["parity/max_abs_diff"] == 0.0
+    # Another scale in that folder would make another policy of the same parameters.
+    file = peft / "adapter_config.json"
+    file.write_text(file.read_text().replace('"lora_alpha": 32', '"lora_alpha": 64'))
+    with pytest.raises(ValueError, match=r"alpha=32.0.*adapter.initial says .*alpha=64.0"):
+        export_adapter.read_trained(only_run(tmp_path / "again"))
+    with pytest.raises(ValueError, match=r"alpha=32.0.*adapter.initial says .*alpha=64.0"):
+        ppo_math.run(
+            recipe(tmp_path / "again", steps=2, adapter__initial=str(peft), ppo__kl="metric"),
+            resume=str(only_run(tmp_path / "again")),
+        )
     # Not what the run of a fresh adapter measured.
     fresh = next(r for r in read_metrics(folder) if "tokens" in r)
     assert row["reward/mean"] != fresh["reward/mean"] or row["entropy"] != fresh["entropy"]

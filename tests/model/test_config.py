@@ -47,6 +47,12 @@ def test_every_other_layer_may_be_sparse():
             {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
             "original_max_position_embeddings is missing",
         ),
+        ({"rope_theta": 1.0}, "rope_theta=1.0 must be a finite number above 1"),
+        ({"rope_theta": float("inf")}, "rope_theta=inf must be a finite number above 1"),
+        (
+            {"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}},
+            "type='linear' and rope_type='yarn' contradict",
+        ),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
         ({"layer_types": ["linear_attention"] * 2}, "layer_types=.* must be a list of"),
         ({"layer_types": ["sliding_attention"] * 2}, "the field sliding_window is missing"),
