@@ -86,3 +86,20 @@ def test_decoding_equals_the_full_forward_exactly_in_every_format(name: str):
     full = toy.training_forward(config)(base, adapter, stream, rows.temperature(origin))
     decoded = toy.cached_table(config, base, adapter, rows, [0, 9, 1])
     assert toy.largest_gap(toy.table(rows, origin, full), decoded) == 0.0
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("families")])
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_itself_agrees_where_it_is_installed(name: str):
+    """Not only what was recorded of it; runs in the environment of `make goldens`."""
+    torch, transformers = (pytest.importorskip(package) for package in ("torch", "transformers"))
+    config, base, reference = load(name)
+    if config.family == "kimi_k2":
+        pytest.skip("transformers has the text part alone, which is deepseek_v3's")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        GOLDENS / name, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    tokens = (reference["tokens"] + 1) % config.vocab_size  # others than the recorded ones
+    with torch.no_grad():
+        wanted = torch.log_softmax(model(torch.tensor(tokens).long()).logits, -1).numpy()
+    np.testing.assert_allclose(forward(config, base, tokens)[0], wanted, rtol=0, atol=1e-4)
