@@ -325,3 +325,18 @@ def test_facts_know_what_a_gguf_file_quantises(name):
     quantised = quantised_weights(read_config(path), path)
     assert any(weight.endswith("self_attn.q_proj") for weight in quantised)
     assert not any(weight.endswith("norm") for weight in quantised)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"rank_pattern": ["a"]}, "rank_pattern=.* must be an object"),
+        ({"use_rslora": "false"}, "use_rslora='false': must be true or false"),
+        ({"layers_to_transform": 0}, "layers_to_transform=0 may change the update"),
+    ],
+)
+def test_fields_of_a_wrong_type_are_refused_by_name(field: dict, message: str, tmp_path: Path):
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | field))
+    with pytest.raises(ValueError, match=message):
+        read_peft_config(tmp_path)
