@@ -22,6 +22,11 @@ NAMES = sorted(
     for kind in ("families", "deployed")
     for path in (GOLDENS / kind).glob("*/reference.npz")
 )
+# Held in memory as another of the folders is: their decoding is compared there.
+REPEATED = {
+    f"deployed/{name}"
+    for name in ("deepseek_v3_awq", "mixtral_gptq", "qwen3_awq", "qwen3_moe_nvfp4")
+}
 GREEDY = 8  # tokens at the end that transformers appended by greedy decoding
 
 
@@ -76,7 +81,9 @@ def test_logprobs_routing_and_greedy_decoding_agree_with_transformers(name: str)
     np.testing.assert_array_equal(appended, tokens[:, -GREEDY:])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("deployed")])
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if n.startswith("deployed") and n not in REPEATED]
+)
 def test_decoding_equals_the_full_forward_exactly_in_every_format(name: str):
     config, base, _ = load(name)
     config = dataclasses.replace(config, compute_dtype="bfloat16")
