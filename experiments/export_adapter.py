@@ -77,7 +77,7 @@ def read_trained(source: Path, base: str = "") -> Trained:
             f"{checkpoint} was trained on the base with hash {facts['base_hash']}, {path} has "
             f"{frozen.hash}: name the right one with --base"
         )
-    startup.check_method(facts, state.policy)
+    run_state.check_adapter(facts, state.policy.methods)
     return Trained(model, base, frozen.hash, state.policy, facts["step"])
 
 

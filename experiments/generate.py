@@ -107,7 +107,7 @@ def load(arguments: argparse.Namespace) -> tuple[Config, startup.Frozen, dict[st
         state, facts = run_state.restore(found.path, startup.train_state(config, frozen))
         if facts["base_hash"] != frozen.hash:
             raise ValueError(f"--run={arguments.run} was trained on another base: leave --base out")
-        startup.check_method(facts, state.policy)
+        run_state.check_adapter(facts, state.policy.methods)
         speakers[f"step {facts['step']}"] = state.policy
     if arguments.adapter:
         loaded = load_adapter(arguments.adapter, frozen.model, frozen.hash)

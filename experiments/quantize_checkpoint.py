@@ -16,11 +16,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import heldout
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from orbit_jax import heldout
 from orbit_jax.checkpoint.huggingface import load_base, open_base
 from orbit_jax.checkpoint.quantized_plan import SCHEMES, Plan, make_plan
 from orbit_jax.checkpoint.tokenizer import Tokenizer

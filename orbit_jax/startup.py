@@ -7,7 +7,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ import numpy as np
 import psutil
 
 from orbit_jax import mesh
-from orbit_jax.adapters.adapter import Adapter, attach, fingerprint
+from orbit_jax.adapters.adapter import attach, fingerprint
 from orbit_jax.adapters.lora import LoRA
 from orbit_jax.checkpoint.base import (
     base_bytes,
@@ -196,28 +195,9 @@ def facts(frozen: Frozen, state: TrainState) -> dict[str, str | int]:
         "adapter_bytes": sum(p.nbytes for p in params),
         "adapter_parameters": sum(p.size for p in params),
         "adapter_fingerprint": int(fingerprint(state.policy.params)),
-        "adapter_method": method_words(state.policy),
+        "adapter_method": state.policy.methods,
         "mesh": f"{frozen.model.mesh.data}x{frozen.model.mesh.tensor}",
     }
-
-
-def method_words(adapter: Adapter) -> str:
-    """Rank, scale and exceptions of an adapter: what its parameters alone do not say."""
-    return "; ".join([str(adapter.method), *(f"{name}: {m}" for name, m in adapter.overrides)])
-
-
-def check_method(facts: Mapping[str, Any], policy: Adapter) -> None:
-    """Refuses a checkpoint of another rank, scale or exceptions than the policy was made with.
-
-    Raises:
-      ValueError: if the folder that training began from has changed since.
-    """
-    then, now = facts.get("adapter_method"), method_words(policy)
-    if then is not None and then != now:
-        raise ValueError(
-            f"the checkpoint was trained with the adapter {then}, config.adapter.initial says "
-            f"{now}: put that folder back as it was"
-        )
 
 
 def memory_sentence(config: Config, frozen: Frozen) -> str:

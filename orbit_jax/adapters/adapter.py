@@ -87,6 +87,11 @@ class Adapter:
         """The method of the weight under `names`; without names, of the one at `path`."""
         return method_of((*self.path, *names), self.method, self.overrides)
 
+    @property
+    def methods(self) -> str:
+        """In words what the parameters alone do not say: ranks, scales and exceptions."""
+        return "; ".join([str(self.method), *(f"{name}: {m}" for name, m in self.overrides)])
+
     def cast(self, dtype: jnp.dtype) -> "Adapter":
         """The copy that the forward pass sees, made once for a whole decoding loop."""
         return self.replace(params=jax.tree.map(lambda p: p.astype(dtype), self.params))

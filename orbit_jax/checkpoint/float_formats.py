@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from orbit_jax.checkpoint.scheme import BF16, E4M3, E5M2, E8M0, F16, F32, I8, U8, Scheme, Stored
+from orbit_jax.quant.codes import e4m3_numbers
 from orbit_jax.quant.qtensor import QTensor
 
 Shape = tuple[int, int]
@@ -66,7 +67,7 @@ def unpack_nvfp4(scheme: Scheme, shape: Shape, tensors: Tensors) -> QTensor:
     A division by one number may become a product with its inverse in some programs; a table of the
     256 results has the same bits in all.
     """
-    levels = np.arange(256, dtype=np.uint8).view(E4M3).astype(np.float32)
+    levels = e4m3_numbers()
     overall = tensors[scheme.scale].reshape(())
     with np.errstate(all="ignore"):
         levels = levels / overall if _divides(scheme) else levels * overall

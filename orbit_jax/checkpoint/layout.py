@@ -38,8 +38,7 @@ class Leaf:
     rows: tuple[int, int] | None = None
 
 
-# How families spell the module of a weight, where it is not spelt like its path in the base. An
-# empty name leaves the part out.
+# How families spell the module of a weight, where it is not spelt like its path in the base.
 _SPELLINGS: dict[str, dict[str, str]] = {
     "mixtral": {
         "mlp": "block_sparse_moe",
@@ -49,7 +48,7 @@ _SPELLINGS: dict[str, dict[str, str]] = {
     },
     "gpt_oss": {"gate": "router"},
 }
-# Parameters that stand in a module of another name, or in no module of their own.
+# Parameters that stand in a module of another name, or, with an empty one, in none of their own.
 _PARAMETERS = {
     "sinks": ("", "sinks"),
     "e_score_correction_bias": ("gate", "e_score_correction_bias"),

@@ -87,6 +87,22 @@ def restore(path: Path, abstract_tree: Any) -> tuple[Any, dict[str, Any]]:
     return jax.tree.unflatten(jax.tree.structure(abstract_tree), leaves), items["facts"]
 
 
+def check_adapter(facts: Mapping[str, Any], methods: str) -> None:
+    """Refuses a checkpoint whose adapter had other ranks, scales or exceptions than `methods`.
+
+    Only the folder that training began from can have changed them: a config that did is refused.
+
+    Raises:
+      ValueError: if it had.
+    """
+    then = facts.get("adapter_method")
+    if then is not None and then != methods:
+        raise ValueError(
+            f"checkpoint: it was trained with the adapter {then}, config.adapter.initial says "
+            f"{methods}: put that folder back as it was"
+        )
+
+
 def _named(tree: Any) -> dict[str, Any]:
     """Leaves by path. Flat, so that no container type (tuples, optax states) needs orbax's help."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)

@@ -78,11 +78,6 @@ def facts(hf: dict) -> dict[str, Any]:
     return found
 
 
-def text_config(hf: dict) -> dict:
-    """The part of a `config.json` that describes the language model."""
-    return hf["text_config"] if hf.get("model_type") in _WRAPPERS else hf
-
-
 def _llama(hf: dict) -> dict:
     return {"sparse": (False,) * count(hf, "num_hidden_layers")}
 

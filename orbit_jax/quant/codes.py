@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
 from jax import lax
 
 
@@ -43,6 +45,11 @@ FORMATS: dict[str, Format] = {
     "float16": Format(bits=16, zero=None, float_dtype="float16"),
     "float32": Format(bits=32, zero=None, float_dtype="float32"),
 }
+
+
+def e4m3_numbers() -> np.ndarray:
+    """`[256]` f32: the number that each byte is as an e4m3 float."""
+    return np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 
 
 def floats_of(codes: jax.Array, form: str) -> jax.Array:

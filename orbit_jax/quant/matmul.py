@@ -21,7 +21,6 @@ _ROW_MULTIPLE = 16
 _MIN_COLUMNS = 8
 
 
-@jax.custom_vjp
 def dot(x: jax.Array, w: jax.Array) -> jax.Array:
     """`x[N, in] . w[out, in]^T -> [N, out]` in f32, row-stable; both operands of one dtype.
 
@@ -32,30 +31,12 @@ def dot(x: jax.Array, w: jax.Array) -> jax.Array:
     return _row_stable(x, w, 1)
 
 
-def _dot_backward(residual: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple:
-    x, w = residual
-    g = g.astype(x.dtype)
-    return contract(g, w, (1, 0)).astype(x.dtype), contract(g, x, (0, 0)).astype(w.dtype)
-
-
-dot.defvjp(lambda x, w: (dot(x, w), (x, w)), _dot_backward)
-
-
-@jax.custom_vjp
 def dot_across(x: jax.Array, w: jax.Array) -> jax.Array:
     """`x[N, out] . w[out, in] -> [N, in]` in f32: `dot` with the weight the other way round."""
     return _row_stable(x, w, 0)
 
 
-def _dot_across_backward(residual: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple:
-    x, w = residual
-    g = g.astype(x.dtype)
-    return contract(g, w, (1, 1)).astype(x.dtype), contract(x, g, (0, 0)).astype(w.dtype)
-
-
-dot_across.defvjp(lambda x, w: (dot_across(x, w), (x, w)), _dot_across_backward)
-
-
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _row_stable(x: jax.Array, w: jax.Array, over: int) -> jax.Array:
     """`x` times `w`, contracted over its dimension `over`, with rows and columns padded.
 
@@ -72,6 +53,16 @@ def _row_stable(x: jax.Array, w: jax.Array, over: int) -> jax.Array:
     if more_rows or more_columns:
         y = lax.optimization_barrier(y)[:rows, :columns]
     return y
+
+
+def _row_stable_backward(over: int, residual: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple:
+    x, w = residual
+    g = g.astype(x.dtype)
+    of_w = contract(g, x, (0, 0)) if over else contract(x, g, (0, 0))
+    return contract(g, w, (1, 1 - over)).astype(x.dtype), of_w.astype(w.dtype)
+
+
+_row_stable.defvjp(lambda x, w, over: (_row_stable(x, w, over), (x, w)), _row_stable_backward)
 
 
 def contract(a: jax.Array, b: jax.Array, dims: tuple[int, int]) -> jax.Array:

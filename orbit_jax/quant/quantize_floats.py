@@ -8,10 +8,10 @@ scale 1, or the smallest there is, so that its products are zeros and not subnor
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from jax import lax
 
+from orbit_jax.quant.codes import e4m3_numbers
 from orbit_jax.quant.qtensor import QTensor, round_to
 
 _E4M3_MAX, _E2M1_MAX = 448.0, 6.0
@@ -98,8 +98,7 @@ def nvfp4_levels(overall: np.float32) -> np.ndarray:
 
     On the host, as the reader of a checkpoint does it: a compiled program may multiply instead.
     """
-    scales = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    return (scales / overall)[None]
+    return (e4m3_numbers() / overall)[None]
 
 
 def _largest(w: jax.Array) -> jax.Array:

@@ -112,12 +112,7 @@ class Recorder:
                     f"{facts['base_hash'][:12]}, base.path holds {self.facts['base_hash'][:12]}: "
                     "name the right base"
                 )
-            now, then = (f.get("adapter_method") for f in (self.facts, facts))
-            if then is not None and now != then:
-                raise ValueError(
-                    f"resume: {self._found.path.name} was trained with the adapter {then}, "
-                    f"adapter.initial says {now}: put the folder back as it was"
-                )
+            run_state.check_adapter(facts, self.facts.get("adapter_method", ""))
             self.totals = Totals(**facts["totals"])
             start = self._saved = facts["step"]
             if start > self.config["steps"]:
