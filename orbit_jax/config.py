@@ -117,6 +117,11 @@ class MeshConfig:
     tensor: int = 1
     simulate: bool = False
 
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return self.data * self.tensor
+
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
@@ -291,10 +296,10 @@ def _validate(config: Config) -> None:
         "(sampler.prompts_per_step x sampler.group_size)",
     )
     require(
-        config.decoded_rows <= config.rows and config.decoded_rows % config.mesh.data == 0,
+        config.decoded_rows <= config.rows and config.decoded_rows % config.mesh.size == 0,
         "sampler.slots",
-        f"must be at most the {config.rows} rollouts of a step and a multiple of "
-        f"mesh.data={config.mesh.data}; 0 is one for each rollout",
+        f"must be at most the {config.rows} rollouts of a step and a multiple of the "
+        f"{config.mesh.size} devices of the mesh; 0 is one for each rollout",
     )
     require(
         config.ppo.critic or config.sampler.group_size > 1,

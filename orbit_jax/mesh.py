@@ -1,41 +1,63 @@
 """Devices, axes and the rules that place every array; the same programs run on one device or eight.
 
 Axes are `data` and `tensor`. Rows lie over `data`; dense weights over `tensor` on their output
-dimension, with activations gathered, which keeps the numbers of one device; experts over both.
-Sampler and trainer share these rules, so nothing is resharded between them.
+dimension, with activations gathered, which keeps the numbers of one device; experts over both. So
+do the rows of the cache, and what the optimiser holds of an adapter. Sampler and trainer share
+these rules, so nothing is resharded between them.
 """
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable
 
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import (
+    AbstractMesh,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
 
-from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter
+from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter, matches
 from orbit_jax.model.attention import Cache
 from orbit_jax.model.config import MeshShape, ModelConfig
-from orbit_jax.model.stream import Stream
 from orbit_jax.quant.qtensor import QTensor, Unstacked
 
 P = PartitionSpec
-_REPLICATED = ("embed_tokens", "lm_head", "norm", "gate", "q_norm", "k_norm")
-_VECTORS = ("gate_bias", "e_score_correction_bias", "sinks", "q_a_layernorm", "kv_a_layernorm")
+DEVICES = ("data", "tensor")
+
+# Where a weight of the base lies, by the last names of its path. The first rule that names it
+# counts. Biases follow the outputs of their weights, adapters their weights.
+_VOCABULARY, _OUTPUTS, _EXPERTS = P("tensor", None), P(None, "tensor", None), P(None, DEVICES)
+RULES: tuple[tuple[tuple[str, ...], P], ...] = (
+    (("embed_tokens", "lm_head"), _VOCABULARY),
+    (("experts.gate_proj", "experts.up_proj", "experts.down_proj"), P(*_EXPERTS, None, None)),
+    (("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_b_proj"), _OUTPUTS),
+    (("gate_proj", "up_proj", "down_proj", "gate"), _OUTPUTS),
+    # Narrow: a part of it would not hold whole blocks of scales.
+    (("kv_a_proj_with_mqa",), P(None, None, None)),
+    (("norm", "input_layernorm", "post_attention_layernorm"), P()),
+    (("q_norm", "k_norm", "q_a_layernorm", "kv_a_layernorm"), P()),
+    (("gate_bias", "e_score_correction_bias", "sinks"), P()),
+)
+_TOKENS = 16  # streams are multiples of it, see rl/packing.py
 _FIELDS = tuple(field.name for field in dataclasses.fields(QTensor))
-_LAYER_NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 @functools.cache
-def build(shape: MeshShape) -> Mesh:
-    """The mesh over the first `shape.size` devices.
+def build(shape: MeshShape, devices: tuple[jax.Device, ...] | None = None) -> Mesh:
+    """The mesh over the first `shape.size` devices, by default of this machine.
 
     Raises:
       ValueError: if there are fewer devices.
     """
-    devices = jax.devices()
+    devices = devices or jax.devices()
     if len(devices) < shape.size:
         raise ValueError(
             f"mesh={shape.data}x{shape.tensor} needs {shape.size} devices, this machine has "
@@ -43,7 +65,12 @@ def build(shape: MeshShape) -> Mesh:
             f"--config.mesh.simulate"
         )
     grid = np.array(devices[: shape.size]).reshape(shape.data, shape.tensor)
-    return Mesh(grid, ("data", "tensor"))
+    return Mesh(grid, DEVICES)
+
+
+def _abstract(shape: MeshShape) -> AbstractMesh:
+    """What a program needs to know of a mesh: it is compiled for devices elsewhere as well."""
+    return AbstractMesh((shape.data, shape.tensor), DEVICES)
 
 
 def validate(config: ModelConfig) -> None:
@@ -51,12 +78,12 @@ def validate(config: ModelConfig) -> None:
     shape = config.mesh
     widths = {
         "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
     }
     heads, latent = config.num_heads, config.latent
     if latent:
         widths["q_lora_rank"] = latent.q_rank
-        widths["kv_lora_rank + qk_rope_head_dim"] = config.head_dim
-        widths["num_heads * qk_head_dim"] = heads * (latent.nope + latent.rope)
+        widths["num_attention_heads"] = heads
     else:
         widths["num_heads * head_dim"] = heads * config.head_dim
         widths["num_kv_heads * head_dim"] = config.num_kv_heads * config.head_dim
@@ -67,6 +94,11 @@ def validate(config: ModelConfig) -> None:
     for name, width in widths.items():
         if width % shape.tensor:
             raise ValueError(f"mesh.tensor={shape.tensor} does not divide {name}={width}")
+    if _TOKENS % shape.tensor:
+        raise ValueError(
+            f"mesh.tensor={shape.tensor} does not divide {_TOKENS}, the tokens that are taken "
+            "together: use a power of two up to it"
+        )
     if any(config.sparse) and config.num_experts % shape.size:
         raise ValueError(
             f"mesh={shape.data}x{shape.tensor} does not divide num_experts={config.num_experts}"
@@ -79,17 +111,12 @@ def weight_spec(path: tuple[str, ...]) -> P:
     Raises:
       ValueError: for a path that no rule matches.
     """
+    for names, spec in RULES:
+        if any(matches(name, path) for name in names):
+            return spec
     name = path[-1]
-    if name in (*_REPLICATED, *_VECTORS, *_LAYER_NORMS):
-        return P()
-    if name.removesuffix("_bias") != name:
+    if name.endswith("_bias"):
         return P(*weight_spec((*path[:-1], name.removesuffix("_bias")))[:-1])
-    if name == "kv_b_proj":
-        return P(None, None, None)  # each device attends with all heads to the one latent
-    if name in LINEAR_LAYERS and "experts" in path:
-        return P(None, ("data", "tensor"), None, None)
-    if name in LINEAR_LAYERS:
-        return P(None, "tensor", None)
     raise ValueError(f"mesh: no partition rule matches the weight {'.'.join(path)}")
 
 
@@ -108,7 +135,7 @@ def base_specs(base: dict) -> dict:
 
 
 def adapter_specs(adapter: Adapter | None) -> Adapter | None:
-    """An adapter's parameters lie where their weights lie."""
+    """Where a forward pass reads an adapter's parameters: where their weights lie."""
     if adapter is None:
         return None
 
@@ -120,15 +147,37 @@ def adapter_specs(adapter: Adapter | None) -> Adapter | None:
     return adapter.replace(params={"layers": [walk(s, ()) for s in adapter.params["layers"]]})
 
 
-def shards_heads(config: ModelConfig) -> bool:
-    """Whether key/value heads divide over `tensor`; otherwise every tensor rank has them all."""
-    return config.mesh.tensor > 1 and config.num_kv_heads % config.mesh.tensor == 0
+def stored_specs(shape: MeshShape, adapter: Adapter | None) -> Adapter | None:
+    """Where an adapter is kept, with its moments: also over the axes that `adapter_specs` leaves.
+
+    A forward pass gathers what it reads; nothing that is trained lies on two devices (ZeRO,
+    Rajbhandari et al., 2020), unless it does not divide.
+    """
+
+    def spread(spec: P, leaf: jax.Array) -> P:
+        parts = [_axes(axes) for axes in itertools.chain(spec, [None] * (leaf.ndim - len(spec)))]
+        for axis in (axis for axis in DEVICES if axis not in sum(parts, ())):
+            cut = [math.prod(getattr(shape, a) for a in axes) for axes in parts]
+            held = [n // parts_of for n, parts_of in zip(leaf.shape, cut, strict=True)]
+            fits = [i for i, n in enumerate(held) if n % getattr(shape, axis) == 0]
+            if fits:
+                widest = max(fits, key=held.__getitem__)
+                parts[widest] = (*parts[widest], axis)
+        return P(*(axes or None for axes in parts))
+
+    specs = adapter_specs(adapter)
+    return jax.tree.map(spread, specs, adapter, is_leaf=lambda x: isinstance(x, P))
 
 
-def cache_specs(config: ModelConfig, cache: Cache | None) -> Cache | None:
-    """Of keys and values `[L, B, S, K, hd]`."""
-    spec = P(None, "data", None, "tensor" if shards_heads(config) else None)
-    return jax.tree.map(lambda _: spec, cache)
+@jax.named_scope("adapter")
+def gathered(config: ModelConfig, adapter: Adapter | None) -> Adapter | None:
+    """Inside a jit: an adapter as a forward pass reads it, from the parts that are stored."""
+    return constrain(config, adapter, adapter_specs(adapter))
+
+
+def cache_specs(cache: Cache | None) -> Cache | None:
+    """Of keys and values `[L, B, S, K, hd]`: each device attends for rows of its own."""
+    return jax.tree.map(lambda _: P(None, DEVICES), cache)
 
 
 def row_specs(tree):
@@ -145,18 +194,23 @@ def place(config: ModelConfig, tree, specs):
     return jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), tree, specs)
 
 
-def weight_sharding(config: ModelConfig, path: str, shape: tuple[int, ...]) -> Sharding:
+def weight_sharding(
+    config: ModelConfig,
+    path: str,
+    shape: tuple[int, ...],
+    devices: tuple[jax.Device, ...] | None = None,
+) -> Sharding:
     """Where one array of the base lies: the `sharding` of a `Placement` of `load_base`.
 
-    `path` is such as `norm` or `layers.0.self_attn.q_proj.codes`.
+    `path` is such as `norm` or `layers.0.self_attn.q_proj.codes`; devices are as in `build`.
 
     Raises:
       ValueError: if the mesh does not divide the array.
     """
     if config.mesh.size == 1:
         # Named: an array that may be moved is another signature to jit than one that may not.
-        return SingleDeviceSharding(jax.devices()[0])
-    mesh = build(config.mesh)
+        return SingleDeviceSharding((devices or jax.devices())[0])
+    mesh = build(config.mesh, devices)
     names = tuple(name for name in path.split(".") if name not in _FIELDS)
     spec = field_spec(weight_spec(names), shape)
     for size, axes in zip(shape, spec, strict=False):
@@ -182,7 +236,7 @@ def constrain(config: ModelConfig, tree, specs):
     """Inside a jit: results lie as arguments do, so that the next call retraces nothing."""
     if config.mesh.size == 1:
         return tree
-    mesh = build(config.mesh)
+    mesh = _abstract(config.mesh)
     return jax.tree.map(
         lambda x, s: lax.with_sharding_constraint(x, NamedSharding(mesh, s)), tree, specs
     )
@@ -190,30 +244,8 @@ def constrain(config: ModelConfig, tree, specs):
 
 def per_device(fn: Callable, config: ModelConfig, in_specs, out_specs) -> Callable:
     """`fn` with each device running it on its own part of the arguments."""
-    mesh = build(config.mesh)
+    mesh = _abstract(config.mesh)
     return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-
-
-def local_stream(shape: MeshShape, stream: Stream) -> Stream:
-    """Inside `shard_map`: this shard's tokens with rows counted from its first one."""
-    rows = stream.num_rows // shape.data
-    first = lax.axis_index("data") * rows
-    local = stream.rows - first
-    # Rows of other shards and padding become padding; a negative row must not wrap.
-    local = jax.numpy.where((local >= 0) & (local < rows), local, rows)
-    prefix = None if stream.prefix is None else stream.prefix - first
-    return stream.replace(rows=local, num_rows=rows, prefix=prefix)
-
-
-def gather_columns(shape: MeshShape, y: jax.Array) -> jax.Array:
-    """Inside `shard_map`: the whole `[N, out]` from each device's columns."""
-    return lax.all_gather(y, "tensor", axis=1, tiled=True) if shape.tensor > 1 else y
-
-
-def own_columns(shape: MeshShape, y: jax.Array) -> jax.Array:
-    """Inside `shard_map`: this device's part of the last dimension of a whole array."""
-    width = y.shape[-1] // shape.tensor
-    return lax.dynamic_slice_in_dim(y, lax.axis_index("tensor") * width, width, axis=-1)
 
 
 def place_rows(config: ModelConfig, tree):

@@ -65,11 +65,14 @@ class Report:
         )
 
 
-def build(recipe: str, model: ModelConfig, config: Config) -> Programs:
-    """Makes the jitted functions of a recipe; nothing is compiled yet."""
+def build(recipe: str, model: ModelConfig, config: Config, platform: str | None = None) -> Programs:
+    """Makes the jitted functions of a recipe, by default for the platform in use.
+
+    Nothing is compiled yet.
+    """
     numerics = "tiles" if recipe == "tiles" else "fast"
     model = dataclasses.replace(model, recipe=numerics)
-    options = compiler.options(numerics)
+    options = compiler.options(numerics, platform)
     return Programs(
         recipe=recipe,
         model=model,

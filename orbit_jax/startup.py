@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from orbit_jax import mesh
-from orbit_jax.adapters.adapter import attach, fingerprint
+from orbit_jax.adapters.adapter import Adapter, attach, fingerprint
 from orbit_jax.adapters.lora import LoRA
 from orbit_jax.checkpoint.base import (
     base_bytes,
@@ -162,20 +162,29 @@ def train_state(config: Config, frozen: Frozen) -> TrainState:
       ValueError: if the adapter that training is to begin from cannot be read or belongs to another
         base, or if the targets of a fresh one do not fit the base.
     """
+    policy = None
+    if config.adapter.initial:
+        policy = load_adapter(config.adapter.initial, frozen.model, frozen.hash)
+    state = initial_state(config, frozen.model, frozen.base, policy)
+    return mesh.place(frozen.model, state, state_specs(frozen.model, state))
+
+
+def initial_state(
+    config: Config, model: ModelConfig, base: dict, policy: Adapter | None = None
+) -> TrainState:
+    """`train_state` before it is placed; of the base only shapes matter."""
     adapter, reference = config.adapter, None
     method = LoRA(adapter.rank, adapter.alpha, adapter.rank_stabilized)
     keys = jax.random.split(jax.random.key(config.seed))
-    if adapter.initial:
-        policy = load_adapter(adapter.initial, frozen.model, frozen.hash)
-        reference = policy if config.ppo.kl != "off" else None
-    else:
-        policy = attach(method, keys[0], frozen.base, adapter.targets)
+    if policy is None:
+        policy = attach(method, keys[0], base, adapter.targets)
+    elif config.ppo.kl != "off":
+        reference = policy
     critic = None
     if config.ppo.critic:
-        head = jnp.zeros(frozen.model.hidden_size)
-        critic = Critic(attach(method, keys[1], frozen.base, adapter.targets), head)
-    state = init_state(config.optimizer, policy, critic, reference)
-    return mesh.place(frozen.model, state, state_specs(state))
+        head = jnp.zeros(model.hidden_size)
+        critic = Critic(attach(method, keys[1], base, adapter.targets), head)
+    return init_state(config.optimizer, policy, critic, reference)
 
 
 def slots(config: Config, frozen: Frozen) -> SamplerState:

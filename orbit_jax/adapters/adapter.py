@@ -101,7 +101,7 @@ def method_of(
     path: tuple[str, ...], method: Method, overrides: tuple[tuple[str, Method], ...]
 ) -> Method:
     """The method of the weight at a module path: that of the last override that names it."""
-    return next((m for target, m in reversed(overrides) if _names(target, path)), method)
+    return next((m for target, m in reversed(overrides) if matches(target, path)), method)
 
 
 def attach(
@@ -135,7 +135,7 @@ def attach(
                 if below := walk(node, here):
                     out[name] = below
                 continue
-            hits = {t for t in targets if _names(t, here)}
+            hits = {t for t in targets if matches(t, here)}
             if hits and name == "gate":
                 raise ValueError(
                     f"adapter.targets={sorted(hits)} names the router {'.'.join(here)}: "
@@ -151,7 +151,7 @@ def attach(
                 nonlocal key
                 key, here_key = jax.random.split(key)
                 out[name] = method_of(here, method, overrides).init(here_key, node.shape)
-                unused_overrides.difference_update(t for t, _ in overrides if _names(t, here))
+                unused_overrides.difference_update(t for t, _ in overrides if matches(t, here))
         return out
 
     params = {"layers": [walk(stack, ()) for stack in base["layers"]]}
@@ -168,7 +168,8 @@ def attach(
     return Adapter(params=params, method=method, overrides=overrides)
 
 
-def _names(target: str, path: tuple[str, ...]) -> bool:
+def matches(target: str, path: tuple[str, ...]) -> bool:
+    """Whether a module path ends in the whole name components of `target`."""
     parts = tuple(target.split("."))
     return path[-len(parts) :] == parts
 

@@ -115,6 +115,12 @@ class ModelConfig:
         return self.num_heads // self.num_kv_heads
 
     @property
+    def own_heads(self) -> bool:
+        """Whether each tensor rank makes the queries of its own heads, not those of all."""
+        shape = self.mesh
+        return shape.tensor > 1 and self.num_heads % shape.tensor == 0 and self.qk_norm != "all"
+
+    @property
     def score_scale(self) -> float:
         """What attention's dot products are multiplied by."""
         return self.attention_scale or self.head_dim**-0.5

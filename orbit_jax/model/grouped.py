@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 
-from orbit_jax import mesh
 from orbit_jax.model.layers import Module
 from orbit_jax.model.rope import rotate
 from orbit_jax.quant.qtensor import round_to
@@ -12,16 +11,13 @@ from orbit_jax.quant.qtensor import round_to
 def queries_keys_values(
     module: Module, x: jax.Array, cos: jax.Array, sin: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`x[N, D]` to `q[N, H, hd]` and `k, v[N, K, hd]` in x's dtype; on a mesh to the own heads."""
-    config = module.config
-    own_heads, norm = mesh.shards_heads(config), config.qk_norm
-    out = []
+    """`x[N, D]` to `q[N, H, hd]` and `k, v[N, K, hd]` in x's dtype; of queries to the own heads."""
+    config, norm, out = module.config, module.config.qk_norm, []
     for name in ("q", "k", "v"):
-        whole = norm == "all" and name != "v"
-        y = module.project(f"{name}_proj", x, gather=whole or not own_heads)
-        if whole:
+        own = name == "q" and config.own_heads
+        y = module.project(f"{name}_proj", x, gather=not own)
+        if norm == "all" and name != "v":
             y = module.norm(f"{name}_norm", y, y.dtype)
-            y = mesh.own_columns(config.mesh, y) if own_heads else y
         if config.clip_qkv:
             y = jnp.clip(y, -config.clip_qkv, config.clip_qkv)
         y = y.reshape(y.shape[0], -1, config.head_dim)
@@ -33,9 +29,5 @@ def queries_keys_values(
 
 
 def sinks(module: Module) -> jax.Array | None:
-    """The logit of each (own) head that adds nothing, `[H]` f32, or None."""
-    config = module.config
-    if not config.sinks:
-        return None
-    logits = module.vector("sinks").astype(jnp.float32)
-    return mesh.own_columns(config.mesh, logits) if mesh.shards_heads(config) else logits
+    """The logit of each head that adds nothing, `[H]` f32, or None."""
+    return module.vector("sinks").astype(jnp.float32) if module.config.sinks else None

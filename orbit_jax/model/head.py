@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from orbit_jax import mesh
-from orbit_jax.model.config import ModelConfig
+from orbit_jax import exchange, mesh
+from orbit_jax.model.config import MeshShape, ModelConfig
 from orbit_jax.model.stream import inverse, regroup
 from orbit_jax.quant.matmul import contract, dot, matmul, over_rows
 from orbit_jax.quant.qtensor import QTensor, dequantize
@@ -53,9 +53,14 @@ def score(
             )
         head = _head(base)
         if entropy_gradient or not isinstance(head, QTensor):
-            chunk = jax.checkpoint(functools.partial(_score, head))
+            own = jax.checkpoint(functools.partial(_score, config.mesh, head))
         else:
-            chunk = functools.partial(_frozen_score, head)
+            own = functools.partial(_frozen_score, config.mesh, head)
+
+        def chunk(hidden: jax.Array, *rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+            found = own(hidden, *own_tokens(config, *rows))
+            return tuple(exchange.gather_tokens(config.mesh, x) for x in found)
+
         size = config.head_chunk if hidden.shape[0] > config.head_chunk else 0
         out = over_rows(chunk, config.tile or size, hidden, targets, temperature)
         if places is not None:
@@ -66,7 +71,11 @@ def score(
 
 
 def with_head(config: ModelConfig, fn: Callable, base: dict, *rows: jax.Array | None):
-    """`fn(base, *rows)`, which reads of the base only what `logits` does: each device its rows."""
+    """`fn(base, *rows)`, which reads of the base only what `logits` does: each data shard its rows.
+
+    Within one, each device has the head of its own words; what becomes of all logits of a token is
+    computed by one of them.
+    """
     if config.mesh.size == 1:
         return fn(base, *rows)
     head = {name: base[name] for name in ("embed_tokens", "lm_head") if name in base}
@@ -74,9 +83,14 @@ def with_head(config: ModelConfig, fn: Callable, base: dict, *rows: jax.Array | 
     return mesh.per_device(fn, config, specs, P("data"))(head, *rows)
 
 
-def logits(base: dict, hidden: jax.Array) -> jax.Array:
-    """`[N, V]` in f32; a tied head is the embedding."""
-    return matmul(hidden, _head(base))
+def logits(config: ModelConfig, base: dict, hidden: jax.Array) -> jax.Array:
+    """`[N, V]` in f32 of `hidden[N, D]`, on a mesh of own tokens; a tied head is the embedding."""
+    return exchange.words_to_tokens(config.mesh, matmul(hidden, _head(base)))
+
+
+def own_tokens(config: ModelConfig, *rows: jax.Array) -> tuple[jax.Array, ...]:
+    """Of arrays `[N, ...]` the tokens that `logits` returns."""
+    return tuple(exchange.own_tokens(config.mesh, x) for x in rows)
 
 
 def temper(logits: jax.Array, temperature: jax.Array) -> jax.Array:
@@ -111,40 +125,47 @@ def _head(base: dict) -> QTensor | jax.Array:
 
 
 def _score(
-    head: QTensor | jax.Array, hidden: jax.Array, targets: jax.Array, temperature: jax.Array
+    shape: MeshShape,
+    head: QTensor | jax.Array,
+    hidden: jax.Array,
+    targets: jax.Array,
+    temperature: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    return log_softmax_at(matmul(hidden, head), targets, temperature)
+    """Of all tokens' `hidden[N, D]`, what own tokens' `targets` and `temperature[N/t]` make."""
+    raw = exchange.words_to_tokens(shape, matmul(hidden, head))
+    return log_softmax_at(raw, targets, temperature)
 
 
-@jax.custom_vjp
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _frozen_score(
-    head: QTensor, hidden: jax.Array, targets: jax.Array, temperature: jax.Array
+    shape: MeshShape, head: QTensor, hidden: jax.Array, targets: jax.Array, temperature: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """`_score` with no gradient through entropies, and with its backward pass done beforehand.
 
     A row's log-prob moves with its hidden state by (1 at the target - probabilities) . head / T,
     whatever the loss. Made while the logits are there, it spares the backward pass from making
-    them again.
+    them again. On a mesh each device makes its own words' part of it.
     """
-    return _score(head, hidden, targets, temperature)
+    return _score(shape, head, hidden, targets, temperature)
 
 
 def _forward(
-    head: QTensor, hidden: jax.Array, targets: jax.Array, temperature: jax.Array
-) -> tuple[tuple, tuple]:
+    shape: MeshShape, head: QTensor, hidden: jax.Array, targets: jax.Array, temperature: jax.Array
+) -> tuple[tuple, jax.Array]:
     weight = dequantize(head, hidden.dtype)
-    raw = dot(hidden, weight)
+    raw = exchange.words_to_tokens(shape, dot(hidden, weight))
     _, exps, total = _softmax(raw, temperature)
     scale = 1.0 / temperature
     at_target = jnp.arange(raw.shape[1]) == targets[:, None]
     slope = jnp.where(at_target, 1.0, 0.0) - exps * (1.0 / total)[:, None]
     slope = (slope * scale[:, None]).astype(hidden.dtype)
-    moves = contract(slope, weight, (1, 0)).astype(hidden.dtype)
+    moves = contract(exchange.tokens_to_words(shape, slope), weight, (1, 0)).astype(hidden.dtype)
     return log_softmax_at(raw, targets, temperature), moves
 
 
-def _backward(moves: jax.Array, cotangents: tuple) -> tuple:
-    change = cotangents[0][:, None] * moves.astype(jnp.float32)
+def _backward(shape: MeshShape, moves: jax.Array, cotangents: tuple) -> tuple:
+    of_logprobs = exchange.gather_tokens(shape, cotangents[0])
+    change = of_logprobs[:, None] * moves.astype(jnp.float32)
     return None, change.astype(moves.dtype), None, None
 
 

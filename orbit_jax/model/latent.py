@@ -21,16 +21,19 @@ _EPS = 1e-6  # of the norms of latents, whatever the model's own
 def queries_and_latents(
     module: Module, x: jax.Array, cos: jax.Array, sin: jax.Array
 ) -> tuple[jax.Array, jax.Array, None]:
-    """`x[N, D]` to `q[N, H, kv_rank + rope]` and what is cached, `[N, 1, kv_rank + rope]`."""
+    """`x[N, D]` to `q[N, H, kv_rank + rope]` and what is cached, `[N, 1, kv_rank + rope]`.
+
+    Of the heads, a device of a mesh makes its own.
+    """
     config, latent, n = module.config, module.config.latent, x.shape[0]
     if latent.q_rank:
         low = module.norm("q_a_layernorm", module.project("q_a_proj", x), x.dtype, _EPS)
-        q = module.project("q_b_proj", low)
+        q = module.project("q_b_proj", low, gather=False)
     else:
-        q = module.project("q_proj", x)
-    q = q.reshape(n, config.num_heads, latent.nope + latent.rope)
+        q = module.project("q_proj", x, gather=False)
+    q = q.reshape(n, -1, latent.nope + latent.rope)
     q_plain, q_turned = jnp.split(q, [latent.nope], axis=-1)
-    kv = module.project("kv_a_proj_with_mqa", x)
+    kv = module.project("kv_a_proj_with_mqa", x, gather=False)  # each device has all of it
     low, k_turned = jnp.split(kv, [latent.kv_rank], axis=-1)
     low = module.norm("kv_a_layernorm", low, x.dtype, _EPS)
 
@@ -44,9 +47,9 @@ def queries_and_latents(
 
 
 def values(module: Module, attended: jax.Array) -> jax.Array:
-    """Attended latents `[N, H * (kv_rank + rope)]` to values `[N, H * value]`."""
-    config, latent, n = module.config, module.config.latent, attended.shape[0]
-    low = attended.reshape(n, config.num_heads, config.head_dim)[..., : latent.kv_rank]
+    """Attended latents `[N, H, kv_rank + rope]` of own heads to their values `[N, H * value]`."""
+    latent, n = module.config.latent, attended.shape[0]
+    low = attended[..., : latent.kv_rank]
     rows = latent.nope, latent.nope + latent.value
     return _through_kv_b(module, low, rows, transposed=False).reshape(n, -1)
 

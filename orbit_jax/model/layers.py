@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from orbit_jax import mesh
+from orbit_jax import exchange
 from orbit_jax.adapters.adapter import Adapter
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.quant.matmul import matmul
@@ -93,7 +93,7 @@ class Module:
         bias = self.vector(f"{name}_bias") if f"{name}_bias" in self.weights else None
         weight = self.weights[name]
         y = linear(x, weight, (self.layer,), self.adapter, name, bias=bias, dtype=dtype)
-        return mesh.gather_columns(self.config.mesh, y) if gather else y
+        return exchange.gather_columns(self.config.mesh, y) if gather else y
 
 
 @functools.partial(_remade, static_argnums=(2, 3))
@@ -111,9 +111,9 @@ def swiglu(gate: jax.Array, up: jax.Array, limit: float, alpha: float) -> jax.Ar
 
 
 def feed_forward(module: Module, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """A dense gated feed-forward part, `[N, D]` to `[N, D]` in `dtype`."""
+    """A dense gated feed-forward part, `[N, D]` to own columns of `[N, D]` in `dtype`."""
     gate, up = (module.project(name, x, gather=False) for name in ("gate_proj", "up_proj"))
     config = module.config
     inner = swiglu(gate, up, config.swiglu_limit, config.swiglu_alpha)
-    inner = mesh.gather_columns(config.mesh, inner)
-    return module.project("down_proj", inner, dtype=dtype)
+    inner = exchange.gather_columns(config.mesh, inner)
+    return module.project("down_proj", inner, gather=False, dtype=dtype)

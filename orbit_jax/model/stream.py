@@ -59,14 +59,15 @@ class Layout:
 
     They move rows of one (token, kv head), so that keys come out as `[B, K, S, ...]` and queries as
     `[blocks, K, C, ...]` without a transpose: XLA:CPU widens a bf16 dot to f32, with another order
-    of summation, when one of its operands is transposed.
+    of summation, when one of its operands is transposed. Below, N is the number of tokens with
+    keys and Q of those with queries.
 
     Attributes:
       token_of_slot: [B*K*S] index n*K + k of each slot's token and head, N*K where there is none.
         It and the next three are None where each token is a block of its own, in decoding.
       slots_of_token: [N*K, 1 + max_sharers] the inverse: places in all rows that read the token.
-      token_of_query: [blocks*K*C] the same for the query places.
-      query_of_token: [N*K, 1] the inverse.
+      token_of_query: [blocks*K*C] the same for the query places: q*K + k, Q*K for none.
+      query_of_token: [Q*K, 1] the inverse.
       row_of_block: [blocks] the row whose queries a block holds.
       query_positions: [blocks, C], 0 where there is no query.
       slots_used: scalar, slots up to and including the last that any token of the stream sees.
@@ -83,25 +84,26 @@ class Layout:
     window: int = struct.field(pytree_node=False)
 
 
-def lay_out(config: ModelConfig, stream: Stream, kv_heads: int) -> Layout:
-    """Computes the index arrays of a stream.
+def lay_out(config: ModelConfig, keyed: Stream, queries: Stream) -> Layout:
+    """Computes the index arrays of the tokens that have keys, and of those that attend to them.
 
-    Queries of one row are taken in blocks of C that are short against a row, as each row's last one
-    is part empty. Decoding needs no blocks, unless by tiles, which are to be the same everywhere.
+    These are the same, or some of the same rows. Queries of one row are taken in blocks of C that
+    are short against a row, as each row's last one is part empty. Decoding needs no blocks, unless
+    by tiles, which are to be the same everywhere.
     """
-    n, b, s = stream.tokens.shape[0], stream.num_rows, stream.num_slots
-    valid, positions = stream.valid, stream.positions
+    n, b, s = queries.tokens.shape[0], queries.num_rows, queries.num_slots
+    valid, positions, kv_heads = queries.valid, queries.positions, config.num_kv_heads
     used = jnp.where(valid, positions + 1, 0).max()
-    if stream.decode and not config.tile:
-        rows = jnp.where(valid, stream.rows, 0)
-        return Layout(None, None, None, None, rows, positions[:, None], used, stream.window or s)
+    if queries.decode and not config.tile:
+        rows = jnp.where(valid, queries.rows, 0)
+        return Layout(None, None, None, None, rows, positions[:, None], used, queries.window or s)
     if config.tile:
         smallest = math.ceil(MIN_QUERY_ROWS / config.queries_per_kv)
         chunk = max(smallest, config.tile // config.queries_per_kv)
     else:
         chunk = max(_MIN_BLOCK, min(config.query_chunk, s // 8 // _MIN_BLOCK * _MIN_BLOCK))
-    token_of_slot, slots_of_token = _slots(stream, kv_heads)
-    row, first = jnp.where(valid, stream.rows, b), _first_positions(stream)
+    token_of_slot, slots_of_token = _slots(keyed, kv_heads)
+    row, first = jnp.where(valid, queries.rows, b), _first_positions(queries)
     count = jax.ops.segment_sum(jnp.ones_like(row), row, b + 1)[:b]
     end = jnp.cumsum(-(-count // chunk))  # blocks of rows up to and including this one
     blocks = min(n, n // chunk + b)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from orbit_jax import mesh
+from orbit_jax import exchange, mesh
 from orbit_jax.adapters.adapter import Adapter
 from orbit_jax.model import grouped, latent
 from orbit_jax.model.attention import Cache, Scoring, attend, attend_cached, by_slot, write
@@ -38,8 +38,8 @@ def apply(
       config: static.
       base: the frozen weights (see `checkpoint/huggingface.py` for the tree).
       adapter: None is the base itself.
-      stream: tokens with rows and positions; with more than one data shard, shard i of the stream
-        holds only rows of shard i.
+      stream: tokens with rows and positions; with more than one data shard, part i of the stream
+        holds only rows of shard i, and with a cache only those of device i.
       cache: keys and values of earlier tokens, extended in place; None in training, where the
         stream holds whole rows.
 
@@ -49,7 +49,7 @@ def apply(
     """
     forward = functools.partial(_forward, config)
     if config.mesh.size > 1:
-        caches, rows = mesh.cache_specs(config, cache), mesh.row_specs(stream)
+        caches, rows = mesh.cache_specs(cache), mesh.row_specs(stream)
         specs = (mesh.base_specs(base), mesh.adapter_specs(adapter), rows, caches)
         forward = mesh.per_device(forward, config, specs, (P("data"), caches, P()))
     return forward(base, adapter, stream, cache)
@@ -63,20 +63,22 @@ def _forward(
     cache: Cache | None,
 ) -> tuple[jax.Array, Cache | None, jax.Array]:
     """`apply` on one device, or on one device's part inside `shard_map`."""
-    if config.mesh.size > 1:
-        stream = mesh.local_stream(config.mesh, stream)
-    dtype = jnp.dtype(config.compute_dtype)
-    kv_heads = config.num_kv_heads // (config.mesh.tensor if mesh.shards_heads(config) else 1)
-    layout = lay_out(config, stream, kv_heads)
+    shape, dtype = config.mesh, jnp.dtype(config.compute_dtype)
+    stream = exchange.local_stream(shape, stream)
+    # A device attends from its part of the tokens: over keys of its own rows where they are cached,
+    # in training over those of all of them.
+    keyed = stream if cache is None else exchange.own_rows_stream(shape, stream)
+    queries = exchange.own_tokens_stream(shape, stream) if cache is None else keyed
+    layout = lay_out(config, keyed, queries)
     tables = angles(config.rope, config.rotated, stream.num_slots)
     rope = tuple(jnp.take(jnp.asarray(t), stream.positions, axis=0) for t in tables)
-    hidden = _embed(base["embed_tokens"], stream.tokens)
+    hidden = _embed(config, base["embed_tokens"], stream.tokens)
     loads, first = [], 0
     for i, (sparse, count) in enumerate(config.stacks):
         # The stack is closed over and indexed by layer, not scanned: a scan would copy each layer's
         # packed weights out of it, all experts included.
         body = functools.partial(
-            _layer, config, base["layers"][i], sparse, stream, layout, rope, first
+            _layer, config, base["layers"][i], sparse, stream, keyed, layout, rope, first
         )
         body = jax.checkpoint(body, prevent_cse=False) if config.remat else body
         params = adapter.replace(params=adapter.params["layers"][i]) if adapter else None
@@ -84,9 +86,12 @@ def _forward(
         first += count
         if sparse:
             loads.append(load)
-    hidden = over_rows(
-        lambda h: rms_norm(h, base["norm"], config.rms_norm_eps, dtype), config.tile, hidden
-    )
+
+    def last_norm(hidden: jax.Array) -> jax.Array:
+        hidden = exchange.gather_columns(shape, hidden)
+        return rms_norm(hidden, base["norm"], config.rms_norm_eps, dtype)
+
+    hidden = over_rows(last_norm, config.tile, hidden)
     load = jnp.concatenate(loads) if loads else jnp.zeros((0, 0), jnp.int32)
     return hidden, cache, load
 
@@ -96,49 +101,65 @@ def _layer(
     weights: dict,
     sparse: bool,
     stream: Stream,
+    keyed: Stream,
     layout: Layout,
     rope: tuple[jax.Array, jax.Array],
     first: int,
     carry: tuple[jax.Array, Cache | None],
     xs: tuple[jax.Array, Adapter | None],
 ) -> tuple[tuple[jax.Array, Cache | None], jax.Array]:
-    """One layer as a scan body; `first` is the number of layers before this stack."""
+    """One layer as a scan body.
+
+    `first` is the number of layers before this stack, `keyed` the tokens whose keys and values this
+    device attends over. Of the residual stream, a device of a mesh has its own columns.
+    """
     (hidden, cache), (layer, adapter) = carry, xs
-    block = Module(config, weights, layer, adapter)
+    block, shape = Module(config, weights, layer, adapter), config.mesh
     attention, mlp = block.below("self_attn"), block.below("mlp")
     dtype = jnp.dtype(config.compute_dtype)
 
+    def normed(name: str, hidden: jax.Array) -> jax.Array:
+        return block.norm(name, exchange.gather_columns(shape, hidden), dtype)
+
     def before_attention(hidden: jax.Array, cos: jax.Array, sin: jax.Array):
-        x = block.norm("input_layernorm", hidden, dtype)
+        x = normed("input_layernorm", hidden)
         if config.latent:
             return latent.queries_and_latents(attention, x, cos, sin)
         return grouped.queries_keys_values(attention, x, cos, sin)
 
     def after_attention(hidden: jax.Array, attended: jax.Array):
-        attended = latent.values(attention, attended) if config.latent else attended
-        hidden = hidden + attention.project("o_proj", attended, dtype=jnp.float32)
-        return hidden, block.norm("post_attention_layernorm", hidden, dtype)
+        if config.latent:
+            attended = exchange.gather_columns(shape, latent.values(attention, attended))
+        out = attention.project("o_proj", attended, gather=False, dtype=jnp.float32)
+        hidden = hidden + out
+        return hidden, normed("post_attention_layernorm", hidden)
 
     q, k, v = over_rows(before_attention, config.tile, hidden, *rope)
+    to_own_tokens = exchange.heads_to_tokens if config.own_heads else exchange.own_tokens
+    q = to_own_tokens(shape, q)
     scoring = Scoring(
         scale=config.score_scale,
         window=_window(config, first + layer),
         sinks=grouped.sinks(attention),
     )
     if cache is None:
-        keys = by_slot(layout, stream, k)
-        values = keys if v is None else by_slot(layout, stream, v)
+        keys = by_slot(layout, keyed, k)
+        values = keys if v is None else by_slot(layout, keyed, v)
         attended = attend(config, layout, scoring, q, keys, values)
     else:
-        cache = write(cache, first + layer, stream, k, v)
+        k, v = jax.tree.map(lambda x: exchange.own_tokens(shape, x), (k, v))
+        cache = write(cache, first + layer, keyed, k, v)
         attended = attend_cached(config, layout, scoring, q, cache, first + layer)
-    if mesh.shards_heads(config):
-        attended = mesh.gather_columns(config.mesh, attended)
+    if config.latent:
+        attended = attended.reshape(-1, config.num_heads, config.head_dim)
+        attended = exchange.tokens_to_heads(shape, attended)
+    else:
+        attended = exchange.gather_tokens(shape, attended)
     hidden, x = over_rows(after_attention, config.tile, hidden, attended)
     if not sparse:
         y = over_rows(lambda x: feed_forward(mlp, x, jnp.float32), config.tile, x)
         return (hidden + y, cache), jnp.zeros(0, jnp.int32)
-    y, load = moe(mlp, x, stream.valid, skip_unused=cache is not None)
+    y, load = moe(mlp, x, stream.valid)
     if config.shared_size:
         shared = mlp.below("shared_experts")
         hidden += over_rows(lambda x: feed_forward(shared, x, jnp.float32), config.tile, x)
@@ -153,7 +174,18 @@ def _window(config: ModelConfig, layer: jax.Array) -> jax.Array | None:
     return jnp.array([window or unlimited for window in config.windows], jnp.int32)[layer]
 
 
-def _embed(table: QTensor | jax.Array, tokens: jax.Array) -> jax.Array:
-    if isinstance(table, QTensor):
-        return dequantize(take_rows(table, tokens), jnp.float32)
-    return jnp.take(table, tokens, axis=0).astype(jnp.float32)
+def _embed(config: ModelConfig, table: QTensor | jax.Array, tokens: jax.Array) -> jax.Array:
+    """Embeddings `[N, D]` in f32; on a mesh their own columns, out of the words of each device."""
+
+    def rows(tokens: jax.Array) -> jax.Array:
+        if isinstance(table, QTensor):
+            return dequantize(take_rows(table, tokens), jnp.float32)
+        return jnp.take(table, tokens, axis=0).astype(jnp.float32)
+
+    if config.mesh.tensor == 1:
+        return rows(tokens)
+    words = config.vocab_size // config.mesh.tensor
+    tokens = tokens - lax.axis_index("tensor") * words
+    held = (tokens >= 0) & (tokens < words)
+    x = jnp.where(held[:, None], rows(jnp.where(held, tokens, 0)), 0.0)
+    return exchange.embedded_columns(config.mesh, x)

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from orbit_jax.model.head import log_softmax_at, logits, temper
+from orbit_jax.exchange import gather_tokens
+from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.head import log_softmax_at, logits, own_tokens, temper
 from orbit_jax.quant.matmul import over_rows
 
 _BLOCK = 256  # of the vocabulary, about the square root of a large one
@@ -22,22 +24,30 @@ def row_keys(noise_ids: jax.Array) -> jax.Array:
     return jax.vmap(key)(noise_ids)
 
 
-def draw(tile: int, filters: bool, base: dict, *rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Draws the tokens [N] that come at `positions`; returns them and their log-probs."""
-    return over_rows(functools.partial(_draw_rows, base, filters), tile, *rows)
+def draw(
+    config: ModelConfig, filters: bool, base: dict, hidden: jax.Array, *rows: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Draws the tokens [N] that follow `hidden[N, D]`; returns them and their log-probs.
+
+    `rows` are arrays [N, ...]: keys, positions of the drawn tokens, temperature, top_k, top_p.
+    """
+
+    def some(hidden: jax.Array, *rows: jax.Array) -> tuple[jax.Array, ...]:
+        drawn = _draw_rows(filters, logits(config, base, hidden), *own_tokens(config, *rows))
+        return tuple(gather_tokens(config.mesh, x) for x in drawn)
+
+    return over_rows(some, config.tile, hidden, *rows)
 
 
 def _draw_rows(
-    base: dict,
     filters: bool,
-    hidden: jax.Array,
+    raw: jax.Array,
     keys: jax.Array,
     positions: jax.Array,
     temperature: jax.Array,
     top_k: jax.Array,
     top_p: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    raw = logits(base, hidden)
     greedy = temperature <= 0
     scale = jnp.where(greedy, 1.0, temperature)
     scores = temper(raw, scale)

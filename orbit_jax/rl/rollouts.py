@@ -137,6 +137,7 @@ def generate(
         held |= {slot: rows[row][0] for slot, row in new.items()}
         # With rows waiting, slots that have finished are looked for now and then.
         steps = np.int32(_REFILL_EVERY if queue else limits.max(initial=0))
+        incoming = mesh.place_rows(config, incoming)
         state = sample(config, base, adapter, state, incoming, steps, filters=filtered)
         status = np.asarray(state.status)
         done = [slot for slot in running if status[slot] != RUNNING]
@@ -178,8 +179,8 @@ def admit_prompts(
 ) -> Incoming:
     """The `Incoming` that puts prompt i into `slots[i]`; equal groups share one processing.
 
-    A shared prompt is processed in the first slot of its group within the same data shard, unless a
-    slot of that shard holds it already.
+    A shared prompt is processed in the first slot of its group on the same device, unless a slot of
+    that device holds it already.
 
     Args:
       slots: by default the first ones.
@@ -188,7 +189,7 @@ def admit_prompts(
     """
     num_slots, width = state.tokens.shape
     stops = state.controls.stop_ids.shape[1]
-    shards = config.mesh.data
+    shards = config.mesh.size
     slots = range(len(prompts)) if slots is None else slots
     shard = [slot * shards // num_slots for slot in range(num_slots)]
     tokens = np.zeros((num_slots, width), np.int32)
@@ -217,7 +218,7 @@ def admit_prompts(
     packed = pack(pieces, num_slots, shards, size)
     stop_row = np.full(stops, NO_STOP, np.int32)
     stop_row[: len(stop_ids)] = stop_ids
-    incoming = Incoming(
+    return Incoming(
         stream=Stream(packed.tokens, packed.rows, packed.positions, num_slots, width),
         update=used,
         fresh=used,
@@ -234,4 +235,3 @@ def admit_prompts(
             noise_ids=ids,
         ),
     )
-    return mesh.place_rows(config, incoming)

@@ -122,9 +122,9 @@ def empty_state(config: ModelConfig, num_rows: int, num_slots: int, num_stops: i
 
 
 def state_specs(config: ModelConfig, state: SamplerState) -> SamplerState:
-    """Where the slots lie on a mesh: rows over `data`."""
+    """Where the slots lie on a mesh: rows over `data`, those of the cache over all devices."""
     specs = mesh.row_specs(state)
-    return specs.replace(cache=mesh.cache_specs(config, state.cache), fingerprint=P())
+    return specs.replace(cache=mesh.cache_specs(state.cache), fingerprint=P())
 
 
 def sample(
@@ -151,10 +151,11 @@ def sample(
       The new state. Rows that stopped say why in `status`; the others are RUNNING.
     """
     mark = fingerprint(adapter.params) if adapter else jnp.uint32(0)
-    adapter = adapter.cast(jnp.dtype(config.compute_dtype)) if adapter else None
+    if adapter:
+        adapter = mesh.gathered(config, adapter.cast(jnp.dtype(config.compute_dtype)))
     state = _admit(config, base, adapter, state.replace(fingerprint=mark), incoming)
     keys = row_keys(state.controls.noise_ids)
-    (b, s), shards = state.tokens.shape, config.mesh.data
+    (b, s), shards = state.tokens.shape, config.mesh.size
     slots = jnp.arange(b)
 
     def unfinished(fewer: int, window: int, carry: tuple) -> jax.Array:
@@ -181,7 +182,7 @@ def sample(
         hidden, cache, _ = apply(config, base, adapter, stream, state.cache)
         drawn = with_head(
             config,
-            functools.partial(draw, config.tile, filters),
+            functools.partial(draw, config, filters),
             base,
             hidden,
             take(keys),
@@ -220,7 +221,7 @@ def sample(
 
 
 def _row_counts(num_rows: int) -> list[int]:
-    """Numbers of rows (of each data shard) for which decoding is compiled: all, half, a quarter."""
+    """Numbers of rows (of each device) for which decoding is compiled: all, half, a quarter."""
     counts = {max(num_rows // share, min(_FEWEST_ROWS, num_rows)) for share in (1, 2, 4)}
     return sorted(counts, reverse=True)
 
@@ -252,8 +253,8 @@ def _admit(
 
     copy = _copy_rows
     if config.mesh.size > 1:
-        specs = mesh.cache_specs(config, cache)
-        copy = mesh.per_device(copy, config, (specs, P("data"), P("data")), specs)
+        specs, rows = mesh.cache_specs(cache), P(mesh.DEVICES)
+        copy = mesh.per_device(copy, config, (specs, rows, rows), specs)
     cache = copy(cache, jnp.arange(new.source.shape[0]), new.source)
     lengths = updated(state.lengths, new.lengths)
     controls = jax.tree.map(updated, state.controls, new.controls)

@@ -189,7 +189,7 @@ def ppo_step(
         **{f"adapter/update_size/{k}": v for k, v in sizes.items()},
         "adapter/update_size": sizes["policy"],
     }
-    return mesh.constrain(config.model, state, state_specs(state)), metrics
+    return mesh.constrain(config.model, state, state_specs(config.model, state)), metrics
 
 
 def _loss(
@@ -270,6 +270,7 @@ def _forward(
 
     They are 0 where not `scored` (see `Batch`; None scores all).
     """
+    adapter = mesh.gathered(config.model, adapter)
     hidden, _, load = apply(config.model, base, adapter, stream)
     # Rows are contiguous: the target of a token is its right neighbour, and what was computed for
     # it moves right by one.
@@ -290,7 +291,8 @@ def _values(
     config: StepConfig, base: dict, critic: Critic, stream: Stream
 ) -> tuple[jax.Array, jax.Array]:
     """The critic's value before each token and after it, both [N] f32."""
-    hidden, _, _ = apply(config.model, base, critic.adapter, stream)
+    adapter = mesh.gathered(config.model, critic.adapter)
+    hidden, _, _ = apply(config.model, base, adapter, stream)
     after = dot(hidden, critic.head[None].astype(hidden.dtype))[:, 0]
     return jnp.roll(after, 1), after
 

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 from orbit_jax import mesh
 from orbit_jax.adapters.adapter import Adapter
 from orbit_jax.config import OptimizerConfig
+from orbit_jax.model.config import ModelConfig
 
 
 @struct.dataclass
@@ -60,12 +61,12 @@ def init_state(
     return TrainState(policy, critic, reference, optimizer, jnp.int32(0))
 
 
-def state_specs(state: TrainState) -> TrainState:
-    """Where the state lies on a mesh: adapters and their moments with their weights."""
-    params = {"policy": mesh.adapter_specs(state.policy).params}
-    critic = None
+def state_specs(config: ModelConfig, state: TrainState) -> TrainState:
+    """Where the state lies on a mesh: adapters and their moments in parts over all devices."""
+    policy = mesh.stored_specs(config.mesh, state.policy)
+    params, critic = {"policy": policy.params}, None
     if state.critic is not None:
-        critic = Critic(mesh.adapter_specs(state.critic.adapter), P())
+        critic = Critic(mesh.stored_specs(config.mesh, state.critic.adapter), P())
         params["critic"] = {"adapter": critic.adapter.params, "head": critic.head}
 
     # Moments have the parameters' tree paths at the end of their own.
@@ -76,9 +77,9 @@ def state_specs(state: TrainState) -> TrainState:
         return next((by_path[names[i:]] for i in range(len(names)) if names[i:] in by_path), P())
 
     return TrainState(
-        policy=mesh.adapter_specs(state.policy),
+        policy=policy,
         critic=critic,
-        reference=mesh.adapter_specs(state.reference),
+        reference=mesh.stored_specs(config.mesh, state.reference),
         optimizer=jax.tree_util.tree_map_with_path(of_moment, state.optimizer),
         step=P(),
     )

@@ -258,9 +258,7 @@ def test_a_rotation_from_outside_works_on_experts():
 
     @jax.jit
     def run(weights, adapter):
-        return moe(Module(toy.MOE, weights, 1, adapter), x, jnp.ones(20, bool), skip_unused=False)[
-            0
-        ]
+        return moe(Module(toy.MOE, weights, 1, adapter), x, jnp.ones(20, bool))[0]
 
     weights = base()["layers"][0]["mlp"]
     bare, unmoved, moved = (np.asarray(run(weights, a)) for a in (None, still, layer))

@@ -118,7 +118,7 @@ def gate(data: int, tensor: int) -> float:
     base, _ = placed(model, "moe")
     policy = attach(LoRA(4, 8.0), jax.random.key(0), base, LINEAR_LAYERS)
     state = init_state(config.optimizer, policy, None)
-    state = mesh.place(model, state, train_state.state_specs(state))
+    state = mesh.place(model, state, train_state.state_specs(model, state))
     slots = sampler.empty_state(model, config.rows, config.num_slots, 1)
     slots = mesh.place(model, slots, sampler.state_specs(model, slots))
     prompts = [list(range(1, 2 + n)) for n in range(8)]

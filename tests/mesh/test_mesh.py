@@ -49,7 +49,7 @@ def test_each_device_holds_its_share(eight_devices):
         "experts": 1 / 8,
         "expert adapters": 1 / 8,
         "attention": 1 / 4,
-        "router": 1.0,
+        "router": 1 / 4,
     }
 
 
@@ -58,10 +58,10 @@ def test_every_weight_has_a_rule():
     specs = mesh.base_specs(base)["layers"][0]
     assert specs["mlp"]["experts"]["up_proj"].scales == P(None, ("data", "tensor"), None, None)
     assert specs["self_attn"]["o_proj"].codes == P(None, "tensor", None)
-    assert specs["mlp"]["gate"].codes == P()
+    assert specs["mlp"]["gate"].codes == P(None, "tensor", None)
     assert specs["input_layernorm"] == P()
     specs = mesh.base_specs(jax.eval_shape(lambda: toy.make_base(toy.LATENT)))["layers"][1]
-    assert specs["self_attn"]["kv_b_proj"].codes == P(None, None, None)
+    assert specs["self_attn"]["kv_b_proj"].codes == P(None, "tensor", None)
     assert specs["mlp"]["shared_experts"]["up_proj"].codes == P(None, "tensor", None)
     specs = mesh.base_specs(jax.eval_shape(lambda: toy.make_base(toy.SINKS)))["layers"][0]
     assert specs["self_attn"]["q_proj_bias"] == P(None, "tensor")

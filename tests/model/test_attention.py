@@ -48,14 +48,14 @@ def scoring(config: ModelConfig) -> Scoring:
 
 def attention(config: ModelConfig, queries: Stream, q, everything: Stream, k, v) -> jax.Array:
     """`queries` attend to the keys and values of `everything`."""
-    layout = lay_out(config, everything, 2)
+    layout = lay_out(config, everything, everything)
     keys, values = by_slot(layout, everything, k), by_slot(layout, everything, v)
-    return attend(config, lay_out(config, queries, 2), scoring(config), q, keys, values)
+    return attend(config, lay_out(config, queries, queries), scoring(config), q, keys, values)
 
 
 def decoding(config: ModelConfig, queries: Stream, q, everything: Stream, k, v) -> jax.Array:
     """The same for one query a row, with a cache; rows are repeated until there is one for each."""
-    layout = lay_out(config, everything, 2)
+    layout = lay_out(config, everything, everything)
     copies = queries.num_rows // everything.num_rows
 
     def held(x: jax.Array) -> jax.Array:
@@ -63,7 +63,7 @@ def decoding(config: ModelConfig, queries: Stream, q, everything: Stream, k, v) 
         return jnp.tile(slots, (copies, 1, 1, 1))[None]
 
     cache = Cache(held(k), held(v))
-    layout = lay_out(config, queries, 2)
+    layout = lay_out(config, queries, queries)
     return attend_cached(config, layout, scoring(config), q, cache, jnp.int32(0))
 
 

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import toy
 
+from orbit_jax.adapters.adapter import Adapter
 from orbit_jax.model.config import ModelConfig
-from orbit_jax.model.layers import Module
+from orbit_jax.model.experts import mix_experts
+from orbit_jax.model.layers import Module, linear
 from orbit_jax.model.moe import moe, route
 from orbit_jax.quant.qtensor import dequantize
 
 EXACT = dataclasses.replace(toy.MOE, compute_dtype="float32", num_layers=1, sparse=(True,))
 TOKENS = 40
-X = np.random.default_rng(0).standard_normal((TOKENS, EXACT.hidden_size), np.float32)
+X, DIRECTION = np.random.default_rng(0).standard_normal((2, TOKENS, EXACT.hidden_size), np.float32)
 LAYER = np.int32(0)
 
 
@@ -25,9 +27,8 @@ def weights() -> dict:
     return toy.make_base(EXACT)["layers"][0]["mlp"]
 
 
-def model(decoding: bool) -> ModelConfig:
-    """Two models, so that both ways of weighing choices go through both ways of taking blocks."""
-    return dataclasses.replace(EXACT, expert_block=16, norm_topk_prob=decoding)
+def model(normed: bool) -> ModelConfig:
+    return dataclasses.replace(EXACT, expert_block=16, norm_topk_prob=normed)
 
 
 def mlp(config: ModelConfig, weights: dict) -> Module:
@@ -35,11 +36,11 @@ def mlp(config: ModelConfig, weights: dict) -> Module:
 
 
 @functools.cache
-def program(decoding: bool):
-    """Jitted `(weights, x, valid) -> y, load`; decoding skips blocks without rows."""
+def program(normed: bool):
+    """Jitted `(weights, x, valid) -> y, load`."""
 
     def run(weights: dict, x: jax.Array, valid: jax.Array):
-        return moe(mlp(model(decoding), weights), x, valid, skip_unused=decoding)
+        return moe(mlp(model(normed), weights), x, valid)
 
     return jax.jit(run)
 
@@ -73,34 +74,34 @@ def plain_gate() -> np.ndarray:
     return np.asarray(jax.jit(dequantize, static_argnums=1)(weights()["gate"], jnp.float32)[0])
 
 
-training_and_decoding = pytest.mark.parametrize("decoding", [False, True])
+whether_normed = pytest.mark.parametrize("normed", [False, True])
 
 
-@training_and_decoding
-def test_outputs_are_those_of_a_loop_over_tokens(decoding):
-    y, load = program(decoding)(weights(), X, np.ones(TOKENS, bool))
-    expected, expected_load = brute_force(model(decoding), plain_gate(), X)
+@whether_normed
+def test_outputs_are_those_of_a_loop_over_tokens(normed):
+    y, load = program(normed)(weights(), X, np.ones(TOKENS, bool))
+    expected, expected_load = brute_force(model(normed), plain_gate(), X)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(load, expected_load)
     assert (load > 0).sum() > 4
 
 
-@training_and_decoding
-def test_no_token_is_dropped_when_all_choose_the_same_experts(decoding):
+@whether_normed
+def test_no_token_is_dropped_when_all_choose_the_same_experts(normed):
     """A router of zeros: every expert is as likely, and ties go to the lowest index."""
     gate = jax.tree.map(np.zeros_like, weights()["gate"])
-    y, load = program(decoding)(weights() | {"gate": gate}, X, np.ones(TOKENS, bool))
-    expected, _ = brute_force(model(decoding), np.zeros((8, EXACT.hidden_size)), X)
+    y, load = program(normed)(weights() | {"gate": gate}, X, np.ones(TOKENS, bool))
+    expected, _ = brute_force(model(normed), np.zeros((8, EXACT.hidden_size)), X)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(load, [TOKENS, TOKENS, 0, 0, 0, 0, 0, 0])
 
 
-@training_and_decoding
-def test_padding_reaches_no_expert(decoding):
+@whether_normed
+def test_padding_reaches_no_expert(normed):
     valid = np.arange(TOKENS) % 3 != 0
     spoilt = np.where(valid[:, None], X, np.nan).astype(np.float32)
-    y, load = program(decoding)(weights(), spoilt, valid)
-    expected, expected_load = brute_force(model(decoding), plain_gate(), X[valid])
+    y, load = program(normed)(weights(), spoilt, valid)
+    expected, expected_load = brute_force(model(normed), plain_gate(), X[valid])
     np.testing.assert_allclose(y[valid], expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(load, expected_load)
 
@@ -118,13 +119,63 @@ def test_one_token_alone_has_the_bits_that_it_has_among_others():
     """In bf16, with the options of a run: the sums over choices do not depend on the company."""
     config = dataclasses.replace(EXACT, compute_dtype="bfloat16")
     run = toy.programs.jit(
-        lambda weights, x, valid, skip: moe(mlp(config, weights), x, valid, skip_unused=skip)[0],
+        lambda weights, x, valid: moe(mlp(config, weights), x, valid)[0],
         toy.programs.options("fast"),
-        static_argnames=("skip",),
     )
     x = X.astype(jnp.bfloat16)
-    together = np.asarray(run(weights(), x, np.ones(TOKENS, bool), skip=False))
-    alone = run(weights(), x[7:8], np.ones(1, bool), skip=True)
+    together = np.asarray(run(weights(), x, np.ones(TOKENS, bool)))
+    alone = run(weights(), x[7:8], np.ones(1, bool))
     np.testing.assert_array_equal(alone[0], together[7])
     mask = np.arange(TOKENS) >= 30
-    np.testing.assert_array_equal(run(weights(), x, mask, skip=False)[30:], together[30:])
+    np.testing.assert_array_equal(run(weights(), x, mask)[30:], together[30:])
+
+
+def in_one_go(config: ModelConfig, weights: dict, adapter: Adapter | None, x: jax.Array):
+    """All experts for all tokens, as a formula that autodiff differentiates."""
+    experts, mixing = route(mlp(config, weights), x)
+    total = jnp.zeros_like(x)
+    for e in range(config.num_experts):
+        own = jax.tree.map(lambda p, e=e: p[e], adapter) if adapter else None
+
+        def project(name: str, x: jax.Array, e: int = e, own: Adapter | None = own) -> jax.Array:
+            return linear(x, weights["experts"][name], (LAYER, e), own, name)
+
+        y = project("down_proj", jax.nn.silu(project("gate_proj", x)) * project("up_proj", x))
+        total += y * jnp.where(experts == e, mixing, 0.0).sum(axis=1, keepdims=True)
+    return total
+
+
+@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("trained", ["adapter", "weights"])
+def test_the_backward_pass_is_that_of_the_formula(trained, remat):
+    config = dataclasses.replace(model(True), remat=remat)
+    held = weights()
+    if trained == "adapter":
+        adapter = toy.make_adapter(toy.make_base(EXACT), targets=("experts.up_proj", "down_proj"))
+        params = adapter.params["layers"][0]["mlp"]["experts"]
+        adapter = adapter.replace(params=jax.tree.map(lambda p: p[0], params), path=("experts",))
+    else:
+        wide = jax.tree.map(jnp.asarray, wide_experts())
+        adapter, held = None, held | {"experts": {k: w[None] for k, w in wide.items()}}
+
+    def ours(moved, x):
+        module = (
+            mlp(config, held) if trained == "adapter" else mlp(config, held | {"experts": moved})
+        )
+        experts, mixing = route(module, x)
+        module = module.below("experts")
+        module = dataclasses.replace(module, adapter=moved if trained == "adapter" else None)
+        return (mix_experts(module, x, experts, mixing) * DIRECTION).sum()
+
+    def formula(moved, x):
+        if trained == "adapter":
+            return (in_one_go(config, held, moved, x) * DIRECTION).sum()
+        return (in_one_go(config, held | {"experts": moved}, None, x) * DIRECTION).sum()
+
+    moved = adapter if trained == "adapter" else held["experts"]
+    x = jnp.asarray(X)
+    found = jax.jit(jax.grad(ours, (0, 1)))(moved, x)
+    expected = jax.jit(jax.grad(formula, (0, 1)))(moved, x)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert np.abs(other).max() > 0
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4 * np.abs(other).max())

@@ -287,7 +287,7 @@ def cached_table(
     b, s = rows.tokens.shape
     prompts = np.minimum(np.asarray(prompts, np.int32), rows.lengths - 1)
     prompt_rows = Rows(rows.tokens, prompts)
-    stream, origin = prompt_rows.stream(size=b * s, shards=config.mesh.data)
+    stream, origin = prompt_rows.stream(size=b * s, shards=config.mesh.size)
     every = rows.temperature(np.arange(b * s)).reshape(b, s)
     decoded, after_prompt = cached_forward(config)(
         base,
