@@ -2,6 +2,7 @@
 
 A stack that XLA widens, transposes or gathers as a whole decides whether a model fits at all, and
 the program's text shows it before anything runs.
+A copy in many pieces, one array for each layer, is not found here; `memory_analysis()` shows it.
 """
 
 from collections.abc import Sequence
