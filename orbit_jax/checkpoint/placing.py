@@ -46,6 +46,15 @@ class Placement:
 DEFAULT_PLACEMENT = Placement()
 
 
+class OfShapes(Placement):
+    """Places nothing: an array is its `jax.ShapeDtypeStruct`, with its sharding if there is one."""
+
+    def array(self, path: str, shape: tuple[int, ...], dtype: np.dtype) -> "_Shape":
+        """An array that is never made."""
+        sharding = None if self.sharding is None else self.sharding(path, shape)
+        return _Shape(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
+
+
 def fill(
     path: str,
     shape: tuple[int, ...],
@@ -156,6 +165,19 @@ class Filling:
         if self._sharding is None:
             return arrays[0]
         return jax.make_array_from_single_device_arrays(self._shape, self._sharding, arrays)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What stands in for a `Filling` where only shapes are wanted."""
+
+    struct: jax.ShapeDtypeStruct
+
+    def write(self, start: Sequence[int], piece: np.ndarray) -> None:
+        """Nothing is kept."""
+
+    def finish(self) -> jax.ShapeDtypeStruct:
+        return self.struct
 
 
 class _OnHost:

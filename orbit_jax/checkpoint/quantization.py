@@ -25,10 +25,14 @@ _MODELOPT_FILE = "hf_quant_config.json"
 
 @dataclass(frozen=True)
 class Quantization:
-    """What a checkpoint says about its quantisation: the method, and how it finds a scheme."""
+    """What a checkpoint says about its quantisation: the method, and how it finds a scheme.
+
+    `config` is the `quantization_config`, empty where nothing is quantised.
+    """
 
     method: str
     find_scheme: Callable[[Sequence[str], str, Find], Scheme]
+    config: dict
 
     def scheme(self, names: Sequence[str], kind: str, find: Find) -> Scheme:
         """How the weight of a module is stored.
@@ -49,10 +53,10 @@ def read_quantization(folder: Path, hf: dict) -> Quantization:
     """
     config = _config(folder, hf)
     if config is None:
-        return Quantization("", lambda names, kind, find: PLAIN)
+        return Quantization("", lambda names, kind, find: PLAIN, {})
     only(config, "quant_method", *_METHODS)
     method = config["quant_method"]
-    return Quantization(method, _METHODS[method](config))
+    return Quantization(method, _METHODS[method](config), config)
 
 
 def _config(folder: Path, hf: dict) -> dict | None:
