@@ -22,6 +22,7 @@ from orbit_jax.quant.matmul import over_rows
 from orbit_jax.quant.qtensor import round_to
 
 _MAX_SCORE_BYTES = 64 << 20  # f32 scores that may exist at one time
+_MIN_WINDOW, _MOST_DOUBLINGS = 128, 3  # slots of the smallest window, and when they get fewer
 _MIN_PART, _MAX_PARTS = 8, 4  # rows that decoding takes together, and how many such parts
 
 
@@ -114,10 +115,12 @@ def attend_cached(
 def cache_windows(num_slots: int) -> list[int]:
     """Numbers of first slots for which reading a cache is compiled: powers of two, and all.
 
-    Slots behind a window are empty for all rows: reading them would change no bit.
+    Slots behind a window are empty for all rows: reading them would change no bit. Of many slots
+    fewer windows are compiled, powers of four, since each is a decoding loop of its own.
     """
-    short = itertools.takewhile(lambda w: w < num_slots, (128 << i for i in itertools.count()))
-    return [*short, num_slots]
+    ratio = 2 if num_slots <= _MIN_WINDOW << _MOST_DOUBLINGS else 4
+    windows = (_MIN_WINDOW * ratio**i for i in itertools.count())
+    return [*itertools.takewhile(lambda w: w < num_slots, windows), num_slots]
 
 
 def _decode(
