@@ -24,6 +24,9 @@ def get_config(variant: str = "") -> ConfigDict:
 
     config.base = ConfigDict()
     config.base.path = "orbit_jax/assets/tiny_moe_int4"  # a Hugging Face folder or .gguf file
+    config.base.weights = (
+        "checkpoint"  # or random: a rehearsal, without a download, of path's model
+    )
     config.base.working_copy = "auto"  # widen to bf16 once (same bits): auto, never or always
     config.base.working_copy_share = 0.1  # auto: only if it fits this share of the free memory
 
@@ -45,6 +48,8 @@ def get_config(variant: str = "") -> ConfigDict:
         "up_proj",
         "down_proj",
     )
+    config.adapter.overrides = ()  # own ranks, and alphas: experts.gate_proj:2, experts.up_proj:2:4
+    config.adapter.critic_targets = ()  # of the critic; empty: those of the policy
 
     config.task = ConfigDict()
     config.task.jsonl = ""  # a file of {"prompt", "answer"} rows; empty: generated arithmetic

@@ -9,31 +9,58 @@ import dataclasses
 import difflib
 import functools
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from orbit_jax.adapters.adapter import LINEAR_LAYERS
+from orbit_jax.adapters.lora import LoRA
 from orbit_jax.tasks.problems import TRAINED_DIFFICULTIES, UNSEEN_DIFFICULTY
 
 
 @dataclasses.dataclass(frozen=True)
 class BaseConfig:
-    """The frozen model."""
+    """The frozen model; `random` weights are a rehearsal in the structure of a `config.json`."""
 
     path: str = "orbit_jax/assets/tiny_moe_int4"
+    weights: str = "checkpoint"
     working_copy: str = "auto"
     working_copy_share: float = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class AdapterConfig:
-    """LoRA on the policy: a fresh one, or that of the PEFT folder `initial`."""
+    """LoRA on the policy: a fresh one, or that of the PEFT folder `initial`.
+
+    `overrides` gives weights ranks of their own, `critic_targets` the critic fewer weights.
+    """
 
     initial: str = ""
     rank: int = 16
     alpha: float = 32.0
     rank_stabilized: bool = False
     targets: tuple[str, ...] = LINEAR_LAYERS
+    overrides: tuple[str, ...] = ()
+    critic_targets: tuple[str, ...] = ()
+
+    @property
+    def method(self) -> LoRA:
+        """Of every weight that no override names."""
+        return LoRA(self.rank, self.alpha, self.rank_stabilized)
+
+    @property
+    def overriding(self) -> tuple[tuple[str, LoRA], ...]:
+        """`overrides` as `attach` takes them.
+
+        Where no alpha is given, the scale is that of the other weights.
+        """
+        return tuple(map(self._override, self.overrides))
+
+    def _override(self, text: str) -> tuple[str, LoRA]:
+        name, rank, *alpha = text.split(":")
+        power = 0.5 if self.rank_stabilized else 1
+        own = float(alpha[0]) if alpha else self.alpha * (int(rank) / self.rank) ** power
+        return name, LoRA(int(rank), own, self.rank_stabilized)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +244,8 @@ def _typed(default: Any, value: Any, path: str) -> Any:
     if isinstance(default, tuple):
         if not isinstance(value, list | tuple):
             raise ValueError(f"{path}={value!r}: expected a list such as {default[:2]}")
-        return tuple(_typed(default[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+        one = default[0] if default else ""  # what is empty unless it is given, are names
+        return tuple(_typed(one, item, f"{path}[{i}]") for i, item in enumerate(value))
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if isinstance(value, float) and not math.isfinite(value):
@@ -270,6 +298,7 @@ def _validate(config: Config) -> None:
     for field, limit in most.items():
         require(value_of(field) <= limit, field, f"must be at most {limit}")
     choices = {
+        "base.weights": ("checkpoint", "random"),
         "base.working_copy": ("auto", "never", "always"),
         "parity": ("auto", "fast", "tiles", "corrected"),
         "ppo.advantage": ("group_relative", "gae"),
@@ -278,6 +307,21 @@ def _validate(config: Config) -> None:
     }
     for field, allowed in choices.items():
         require(value_of(field) in allowed, field, f"use one of {allowed}")
+    names = "|".join(LINEAR_LAYERS)
+    for text in config.adapter.overrides:
+        require(
+            re.fullmatch(rf"(\w+\.)*({names}):[1-9]\d*(:\d+(\.\d+)?)?", text) is not None,
+            "adapter.overrides",
+            f"{text!r} is not a weight with its rank, or with rank and alpha, as "
+            "'experts.gate_proj:2' or 'experts.gate_proj:2:4.0'; the weights are those of "
+            "adapter.targets",
+        )
+    require(
+        config.ppo.critic or not config.adapter.critic_targets,
+        "adapter.critic_targets",
+        f"there is no critic with ppo.advantage={config.ppo.advantage!r}: leave it empty, or use "
+        "'gae'",
+    )
     require(
         config.sampler.temperature >= 0.01,
         "sampler.temperature",

@@ -24,7 +24,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter, matches
+from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter, is_named
 from orbit_jax.model.attention import Cache
 from orbit_jax.model.config import MeshShape, ModelConfig
 from orbit_jax.quant.qtensor import QTensor, Unstacked
@@ -112,7 +112,7 @@ def weight_spec(path: tuple[str, ...]) -> P:
       ValueError: for a path that no rule matches.
     """
     for names, spec in RULES:
-        if any(matches(name, path) for name in names):
+        if any(is_named(name, path) for name in names):
             return spec
     name = path[-1]
     if name.endswith("_bias"):

@@ -14,18 +14,11 @@ import numpy as np
 import psutil
 
 from orbit_jax import mesh
-from orbit_jax.adapters.adapter import Adapter, attach, fingerprint
-from orbit_jax.adapters.lora import LoRA
-from orbit_jax.checkpoint.base import (
-    base_bytes,
-    base_hash,
-    checkpoint_bytes,
-    find_base,
-    load_base,
-    read_config,
-)
+from orbit_jax.adapters.adapter import Adapter, attach, fingerprint, is_named
+from orbit_jax.checkpoint.base import base_bytes
 from orbit_jax.checkpoint.peft import load_adapter
 from orbit_jax.checkpoint.placing import Placement
+from orbit_jax.checkpoint.source import Source, source_of
 from orbit_jax.checkpoint.tokenizer import Tokenizer
 from orbit_jax.config import Config
 from orbit_jax.model.config import MeshShape, ModelConfig
@@ -78,7 +71,8 @@ def set_up_jax(config: Config) -> None:
 def load(config: Config, progress: Callable[[int, int], None] | None = None) -> Frozen:
     """Loads the base onto the mesh and checks that the run's slots fit the memory.
 
-    `progress` is told the bytes of weights read and those in total.
+    Random weights (`base.weights`) are drawn there instead. `progress` is told the bytes of weights
+    that are done and those in total.
 
     Raises:
       ValueError: for a checkpoint that cannot be read, a tokenizer of another model, a mesh that
@@ -87,19 +81,20 @@ def load(config: Config, progress: Callable[[int, int], None] | None = None) -> 
     """
     shape = MeshShape(config.mesh.data, config.mesh.tensor)
     mesh.build(shape)
-    path = find_base(config.base.path)
-    tokenizer = Tokenizer.load(path)
-    model = dataclasses.replace(read_config(path), mesh=shape)
+    source = _source(config)
+    tokenizer = source.tokenizer()
+    model = dataclasses.replace(source.config(), mesh=shape)
     mesh.validate(model)
     if tokenizer.vocab_size > model.vocab_size:
         raise ValueError(
             f"config.base.path={config.base.path!r}: its tokenizer has {tokenizer.vocab_size} ids, "
             f"its model {model.vocab_size}: the files belong to different models"
         )
-    if config.adapter.rank > model.hidden_size:
+    adapter = config.adapter
+    if max([adapter.rank, *(m.rank for _, m in adapter.overriding)]) > model.hidden_size:
         raise ValueError(
-            f"config.adapter.rank={config.adapter.rank}: must be at most the model's width, "
-            f"{model.hidden_size}"
+            f"config.adapter.rank={adapter.rank}, overrides={adapter.overrides}: ranks must be at "
+            f"most the model's width, {model.hidden_size}"
         )
     if config.num_slots > model.max_positions:
         raise ValueError(
@@ -108,7 +103,7 @@ def load(config: Config, progress: Callable[[int, int], None] | None = None) -> 
         )
     model = _with_remat(config, model)
     where = functools.partial(mesh.weight_sharding, model)
-    _, base = load_base(path, Placement(sharding=where, progress=progress))
+    base = source.load(Placement(sharding=where, progress=progress))
     packed = base_bytes(base)
     copy = _wants_copy(config, base)
     if copy:
@@ -123,7 +118,7 @@ def load(config: Config, progress: Callable[[int, int], None] | None = None) -> 
         tokenizer=tokenizer,
         packed_bytes=packed,
         working_copy_bytes=base_bytes(base) if copy else 0,
-        hash=base_hash(path),
+        hash=source.hash(),
     )
 
 
@@ -174,16 +169,15 @@ def initial_state(
 ) -> TrainState:
     """`train_state` before it is placed; of the base only shapes matter."""
     adapter, reference = config.adapter, None
-    method = LoRA(adapter.rank, adapter.alpha, adapter.rank_stabilized)
     keys = jax.random.split(jax.random.key(config.seed))
     if policy is None:
-        policy = attach(method, keys[0], base, adapter.targets)
+        policy = attach(adapter.method, keys[0], base, adapter.targets, adapter.overriding)
     elif config.ppo.kl != "off":
         reference = policy
     critic = None
     if config.ppo.critic:
         head = jnp.zeros(model.hidden_size)
-        critic = Critic(attach(method, keys[1], base, adapter.targets), head)
+        critic = Critic(_critic_adapter(config, keys[1], base), head)
     return init_state(config.optimizer, policy, critic, reference)
 
 
@@ -223,6 +217,25 @@ def memory_sentence(config: Config, frozen: Frozen) -> str:
     )
 
 
+def _critic_adapter(config: Config, key: jax.Array, base: dict) -> Adapter:
+    """Of the overrides it has those that name a weight of its own targets."""
+    adapter = config.adapter
+    targets = adapter.critic_targets or adapter.targets
+    overrides = tuple(
+        (name, method)
+        for name, method in adapter.overriding
+        if any(is_named(name, t.split(".")) or is_named(t, name.split(".")) for t in targets)
+    )
+    try:
+        return attach(adapter.method, key, base, targets, overrides)
+    except ValueError as error:
+        raise ValueError(f"config.adapter.critic_targets={targets}: {error}") from None
+
+
+def _source(config: Config) -> Source:
+    return source_of(config.base.path, config.base.weights, config.seed)
+
+
 def _wants_copy(config: Config, base: dict) -> bool:
     if config.base.working_copy != "auto":
         return config.base.working_copy == "always"
@@ -254,7 +267,7 @@ def _estimate(config: Config, model: ModelConfig) -> _Memory:
     experts = model.top_k * model.expert_size if any(model.sparse) else 0
     width += 4 * max(experts, 0 if all(model.sparse) else model.intermediate_size)
     return _Memory(
-        base=checkpoint_bytes(find_base(config.base.path)),
+        base=_source(config).nbytes(),
         cache=per_position * model.num_layers * positions,
         layer=token_buckets(config)[-1].tokens * width * item,
         logits=4 * 4 * model.head_chunk * model.vocab_size,  # f32, with what its gradient needs

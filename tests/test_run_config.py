@@ -6,6 +6,7 @@ import pytest
 
 from configs import smollm2_math, tiny_moe
 from orbit_jax import startup
+from orbit_jax.adapters.lora import LoRA
 from orbit_jax.config import Config, from_config_dict, to_dict
 
 
@@ -67,9 +68,27 @@ def test_whole_numbers_stand_for_floats_and_lists_for_tuples():
         ({"ppo": {"minibatches": 3}}, "must divide ppo.micro_batches=2"),
         ({"ppo": {"dual_clip": 0.5}}, "must be above 1, or 0 for none"),
         ({"ppo": {"kl": "loss"}}, "kl_coefficient=0.0: does not go with ppo.kl='loss'"),
+        ({"base": {"weights": "zeros"}}, "config.base.weights='zeros': use one of"),
+        ({"adapter": {"overrides": "up_proj:2"}}, "expected a list such as"),
+        ({"adapter": {"overrides": ["up_proj"]}}, "'up_proj' is not a weight with its rank"),
+        ({"adapter": {"overrides": ["up_proj:0"]}}, "'up_proj:0' is not a weight with its rank"),
+        ({"adapter": {"overrides": ["gate:2"]}}, "'gate:2' is not a weight with its rank"),
+        ({"adapter": {"overrides": ["up_proj:2:x"]}}, "as 'experts.gate_proj:2' or"),
+        ({"adapter": {"critic_targets": ["q_proj"]}}, "there is no critic with ppo.advantage="),
         ({"ppo": {"kl_coefficient": 0.1}}, "kl_coefficient=0.1: does not go with ppo.kl='off'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_its_name(given: dict, sentence: str):
     with pytest.raises(ValueError, match=sentence):
         from_config_dict(given)
+
+
+@pytest.mark.parametrize("rank_stabilized", [False, True])
+def test_an_override_keeps_the_scale_unless_it_has_an_alpha(rank_stabilized: bool):
+    overrides = ("experts.up_proj:2", "down_proj:8:4.5")
+    given = {"overrides": overrides, "rank_stabilized": rank_stabilized}
+    adapter = from_config_dict({"adapter": given}).adapter
+    (first, kept), (second, own) = adapter.overriding
+    assert (first, kept.rank, second) == ("experts.up_proj", 2, "down_proj")
+    assert kept.scale == pytest.approx(adapter.method.scale)
+    assert own == LoRA(8, 4.5, rank_stabilized)

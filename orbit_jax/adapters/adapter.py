@@ -6,6 +6,7 @@ changes for a new method. The parameters form a tree shaped like the base, with 
 the targets say.
 """
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -101,7 +102,7 @@ def method_of(
     path: tuple[str, ...], method: Method, overrides: tuple[tuple[str, Method], ...]
 ) -> Method:
     """The method of the weight at a module path: that of the last override that names it."""
-    return next((m for target, m in reversed(overrides) if matches(target, path)), method)
+    return next((m for target, m in reversed(overrides) if is_named(target, path)), method)
 
 
 def attach(
@@ -135,7 +136,7 @@ def attach(
                 if below := walk(node, here):
                     out[name] = below
                 continue
-            hits = {t for t in targets if matches(t, here)}
+            hits = {t for t in targets if is_named(t, here)}
             if hits and name == "gate":
                 raise ValueError(
                     f"adapter.targets={sorted(hits)} names the router {'.'.join(here)}: "
@@ -151,7 +152,7 @@ def attach(
                 nonlocal key
                 key, here_key = jax.random.split(key)
                 out[name] = method_of(here, method, overrides).init(here_key, node.shape)
-                unused_overrides.difference_update(t for t, _ in overrides if matches(t, here))
+                unused_overrides.difference_update(t for t, _ in overrides if is_named(t, here))
         return out
 
     params = {"layers": [walk(stack, ()) for stack in base["layers"]]}
@@ -168,10 +169,10 @@ def attach(
     return Adapter(params=params, method=method, overrides=overrides)
 
 
-def matches(target: str, path: tuple[str, ...]) -> bool:
-    """Whether a module path ends in the whole name components of `target`."""
+def is_named(target: str, path: Sequence[str]) -> bool:
+    """Whether the weight at a module path is one that a target means."""
     parts = tuple(target.split("."))
-    return path[-len(parts) :] == parts
+    return tuple(path[-len(parts) :]) == parts
 
 
 def at(params: dict | None, *names: str) -> dict | None:

@@ -95,8 +95,10 @@ def _tensors(
 
 
 def _leaf_bytes(assumed: Assumed, leaf: Leaf) -> int:
+    """Of the tensors of a leaf, of which others may own the rows between."""
     first = _tensors(assumed, leaf, leaf.modules[:1])
-    return len(leaf.modules) * sum(tensor.nbytes for tensor in first.values())
+    step = leaf.rows[1] if leaf.rows else 1
+    return len(leaf.modules) * sum(tensor.nbytes for tensor in first.values()) // step
 
 
 def _fill(

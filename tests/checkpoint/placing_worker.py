@@ -3,8 +3,9 @@
     python placing_worker.py memory FOLDER host|device
     python placing_worker.py values FOLDER...
 
-The first prints JSON: `base_bytes`, and `over_bytes`, what the process held at most beyond the
-arrays of the base. The second prints the weights that are not the same bits on the mesh, each
+A folder with no more than a `config.json` is given random weights. The first prints JSON:
+`base_bytes`, and `over_bytes`, what the process held at most beyond the arrays of the base. The
+second prints the weights that are not the same bits on the mesh, each
 device widening its own part, as on one device.
 """
 
@@ -13,6 +14,7 @@ import functools
 import json
 import sys
 import threading
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -26,15 +28,23 @@ jax.config.update("jax_num_cpu_devices", 8)
 from orbit_jax import mesh  # noqa: E402
 from orbit_jax.checkpoint import placing  # noqa: E402
 from orbit_jax.checkpoint.base import base_bytes  # noqa: E402
-from orbit_jax.checkpoint.huggingface import load_base, read_config  # noqa: E402
+from orbit_jax.checkpoint.source import Rehearsal, Source, source_of  # noqa: E402
 from orbit_jax.model.config import MeshShape, ModelConfig  # noqa: E402
 from orbit_jax.quant.qtensor import QTensor, dequantize  # noqa: E402
 
 
+def source(folder: str) -> Source:
+    return (
+        source_of(folder)
+        if list(Path(folder).glob("*.safetensors"))
+        else Rehearsal(Path(folder), 5)
+    )
+
+
 def on_mesh(folder: str, on_device: bool) -> tuple[ModelConfig, dict]:
-    config = dataclasses.replace(read_config(folder), mesh=MeshShape(2, 4))
+    config = dataclasses.replace(source(folder).config(), mesh=MeshShape(2, 4))
     sharding = functools.partial(mesh.weight_sharding, config)
-    return config, load_base(folder, placing.Placement(sharding, on_device=on_device))[1]
+    return config, source(folder).load(placing.Placement(sharding, on_device=on_device))
 
 
 def memory(folder: str, where: str) -> dict:
@@ -74,7 +84,7 @@ def values(*folders: str) -> list[str]:
         return mesh.weight_spec(tuple(k.key for k in path if isinstance(k, DictKey)))
 
     for i, folder in enumerate(folders):
-        whole = jax.jit(widen)(load_base(folder)[1])
+        whole = jax.jit(widen)(source(folder).load(placing.DEFAULT_PLACEMENT))
         config, base = on_mesh(folder, on_device=i % 2 == 0)
         out = jax.tree_util.tree_map_with_path(widened_spec, base, is_leaf=is_weight)
         parts = jax.jit(mesh.per_device(widen, config, (mesh.base_specs(base),), out))(base)

@@ -24,6 +24,8 @@ from orbit_jax.checkpoint.scheme import PLAIN
 from orbit_jax.model.config import ModelConfig
 
 REPOSITORY = Path(__file__).parents[2]
+MODELS = REPOSITORY / "configs/models"
+RANDOM = ("kimi_k2_tiny", "deepseek_r1_tiny", "gpt_oss_120b_tiny")  # INT4, FP8 blocks, MXFP4
 
 
 def in_worker(*arguments: str | Path) -> object:
@@ -63,18 +65,28 @@ def test_a_base_has_the_same_bits_whether_it_is_filled_on_the_device_or_the_host
     jax.tree.map(np.testing.assert_array_equal, host, device)
 
 
-def test_every_format_has_the_same_values_on_a_mesh(tmp_path: Path):
-    """Blocks of rows that straddle devices, scales that all rows share, groups of columns."""
-    folders = []
+@pytest.fixture(scope="module")
+def different_on_a_mesh(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Weights whose values on a mesh are not those on one device."""
+    folders = [MODELS / name for name in RANDOM]
     for name in ("ct_fp8_block", "modelopt_fp8", "gptq_act_order", "awq", "ct_nvfp4", "gpt_oss"):
         case = CASES[name]()
         changes = {"num_hidden_layers": 1}
         if name == "gpt_oss":
             changes = {"num_local_experts": 8, "num_key_value_heads": 4}
         case = Case(case.hf | changes, case.scheme)
-        deployed.write(case, tmp_path / name)
-        folders.append(tmp_path / name)
-    assert in_worker("values", *folders) == []
+        folders.append(tmp_path_factory.mktemp(name))
+        deployed.write(case, folders[-1])
+    return in_worker("values", *folders)
+
+
+def test_every_format_has_the_same_values_on_a_mesh(different_on_a_mesh: list[str]):
+    """Blocks of rows that straddle devices, scales that all rows share, groups of columns."""
+    assert [weight for weight in different_on_a_mesh if str(MODELS) not in weight] == []
+
+
+def test_random_weights_do_not_depend_on_the_mesh(different_on_a_mesh: list[str]):
+    assert [weight for weight in different_on_a_mesh if str(MODELS) in weight] == []
 
 
 def write_zeros(folder: Path, hf: dict, shards: int) -> None:

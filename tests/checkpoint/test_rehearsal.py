@@ -6,14 +6,17 @@ from pathlib import Path
 
 import deployed
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from deployed import CASES, Case
 
 from orbit_jax.checkpoint.huggingface import load_base
 from orbit_jax.checkpoint.layout import Leaf
-from orbit_jax.checkpoint.rehearsal import abstract_base
+from orbit_jax.checkpoint.placing import Placement
+from orbit_jax.checkpoint.rehearsal import abstract_base, random_base, random_hash
 from orbit_jax.checkpoint.scheme import PLAIN, Scheme
-from orbit_jax.quant.qtensor import QTensor
+from orbit_jax.quant.qtensor import QTensor, dequantize
 
 ROOT = Path(__file__).parents[2]
 GOLDENS = ROOT / "tests/goldens"
@@ -28,6 +31,10 @@ FOLDERS = sorted(
 OF_OTHER_TYPES = ("deepseek", "kimi", "llama_fp8_channels", "qwen3_moe_fp8")
 
 
+widen = jax.jit(dequantize, static_argnums=1)
+is_weight = lambda node: isinstance(node, QTensor)  # noqa: E731
+
+
 def alone(folder: Path, to: Path) -> Path:
     """A folder with no more than the configuration."""
     to.mkdir()
@@ -39,7 +46,6 @@ def alone(folder: Path, to: Path) -> Path:
 
 def structure(base: dict, types: bool = True) -> dict:
     """Shapes, types and static fields; without types, those of floats are left out."""
-    is_weight = lambda node: isinstance(node, QTensor)  # noqa: E731
     kept = {"subnormal": False} if types else {"subnormal": False, "scale_dtype": ""}
     base = jax.tree.map(lambda q: q.replace(**kept) if is_weight(q) else q, base, is_leaf=is_weight)
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name if types else ""), base)
@@ -69,7 +75,12 @@ def deepseek_v4() -> Case:
     return Case(hf, scheme, scale_type="float8_e8m0fnu")
 
 
-@pytest.mark.parametrize("name", [*sorted(CASES.keys() - {"gptq_act_order"}), "deepseek_v4"])
+every_known_case = pytest.mark.parametrize(
+    "name", [*sorted(CASES.keys() - {"gptq_act_order"}), "deepseek_v4"]
+)
+
+
+@every_known_case
 def test_every_way_of_quantising_is_known_by_its_config(name: str, tmp_path: Path):
     deployed.write((CASES | {"deepseek_v4": deepseek_v4})[name](), tmp_path / "whole")
     config, base = load_base(tmp_path / "whole")
@@ -93,3 +104,35 @@ def test_a_model_of_a_trillion_parameters_takes_seconds():
     assert experts.shape == (60, 384, 2048, 7168)
     assert (experts.format, experts.group_size, experts.scale_dtype) == ("int4", 32, "bfloat16")
     assert base["layers"][1]["mlp"]["shared_experts"]["up_proj"].format == "bfloat16"
+
+
+@every_known_case
+def test_random_weights_are_of_an_ordinary_size_in_the_structure_of_the_shapes(
+    name: str, tmp_path: Path
+):
+    deployed.write((CASES | {"deepseek_v4": deepseek_v4})[name](), tmp_path / "whole")
+    folder = alone(tmp_path / "whole", tmp_path / "alone")
+    shapes = abstract_base(folder)[1]
+    told = []
+    base = random_base(folder, 3, Placement(progress=lambda *counts: told.append(counts)))[1]
+    assert structure(base) == structure(shapes)
+    assert told[-1][0] == told[-1][1] > 0
+    for weight in jax.tree.leaves(base, is_leaf=is_weight):
+        wide = np.asarray(widen(weight, jnp.float32) if is_weight(weight) else weight, np.float32)
+        assert np.isfinite(wide).all()
+        if is_weight(weight):
+            assert not weight.subnormal
+            assert 0.6 < wide.std() * weight.shape[-1] ** 0.5 < 1.6, weight.format
+            assert abs(wide.mean()) < 0.2 * wide.std()
+
+
+def test_random_weights_follow_from_the_seed_and_no_two_are_alike():
+    folder = ROOT / "configs/models/kimi_k2_tiny"
+    first, again, other = (random_base(folder, seed)[1] for seed in (1, 1, 2))
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, first, other)))
+    experts = np.asarray(first["layers"][1]["mlp"]["experts"]["up_proj"].codes)
+    experts = experts.reshape(-1, *experts.shape[2:])  # of all layers
+    assert len({expert.tobytes() for expert in experts}) == len(experts) == 32
+    assert random_hash(folder, 1) != random_hash(folder, 2)
+    assert random_hash(folder, 1) != random_hash(ROOT / "configs/models/moe_1600b_tiny", 1)
