@@ -15,7 +15,8 @@ import numpy as np
 
 from orbit_jax import parity, startup
 from orbit_jax.config import Config, to_dict
-from orbit_jax.rl import advantages, losses
+from orbit_jax.rl import losses
+from orbit_jax.rl.advantages import ADVANTAGES, AdvantageFn
 from orbit_jax.rl.batch import make_batch, token_buckets
 from orbit_jax.rl.rollouts import Rollouts, generate
 from orbit_jax.rl.sampler import STOP_REASONS
@@ -28,14 +29,13 @@ from orbit_jax.tasks.math import MathTask, load_data, problems_of_step
 from orbit_jax.tasks.problems import Problem
 
 EVALUATION = 2**32 - 1  # stands in for the step, and keys evaluation's noise apart from training's
-ADVANTAGES = {"group_relative": advantages.group_relative, "gae": advantages.generalised}
 
 
 def run(
     config: Config,
     resume: str = "",
     loss_fn: losses.LossFn = losses.ppo_clip,
-    advantage_fn: advantages.AdvantageFn | None = None,
+    advantage_fn: AdvantageFn | None = None,
 ) -> dict:
     """Trains by PPO and returns what `summary.json` holds."""
     startup.set_up_jax(config)

@@ -185,6 +185,11 @@ def row_specs(tree):
     return jax.tree.map(lambda _: P("data"), tree)
 
 
+def micro_batch_specs(tree):
+    """Of arrays `[M, rows or tokens]`, and of scalars."""
+    return jax.tree.map(lambda x: P(None, "data") if x.ndim else P(), tree)
+
+
 def place(config: ModelConfig, tree, specs):
     """Puts a tree of arrays on the mesh (or on the one device)."""
     if config.mesh.size == 1:
@@ -257,6 +262,4 @@ def place_rows(config: ModelConfig, tree):
 
 def place_micro_batches(config: ModelConfig, tree):
     """Puts host arrays `[M, rows or tokens]` with their second dimension over `data`."""
-    if config.mesh.size == 1:
-        return tree
-    return place(config, tree, jax.tree.map(lambda x: P(None, "data") if x.ndim else P(), tree))
+    return tree if config.mesh.size == 1 else place(config, tree, micro_batch_specs(tree))

@@ -144,3 +144,6 @@ def last_token(mask: jax.Array, rows: jax.Array, per_row: jax.Array) -> jax.Arra
     place = jnp.where(mask, jnp.arange(n), -1)
     last = jax.ops.segment_max(place, rows, r + 1)[:r]
     return jnp.where(last >= 0, last, n)
+
+
+ADVANTAGES: dict[str, AdvantageFn] = {"group_relative": group_relative, "gae": generalised}
