@@ -1,0 +1,46 @@
+r"""PPO on Kimi-K2 (1.03T parameters, experts in INT4) on one node of eight devices.
+
+Commands:
+  python experiments/plan.py --config configs/kimi_k2.py --device b200 --count 8
+  python experiments/ppo_math.py --config configs/kimi_k2.py \
+      --config.base.path=/path/to/Kimi-K2-Thinking --config.task.jsonl=problems.jsonl
+  python experiments/ppo_math.py --config configs/kimi_k2.py:tiny
+Variants:
+  tiny    the same structure at laptop size, with random weights: under a minute on two cores
+  tiny8   the same on eight simulated devices
+Needs: the checkpoint of Kimi-K2-Thinking (594 GB; of K2.5 the language model is read), eight
+devices of 180 GB, problems as rows of {"prompt", "answer"}.
+Trains: 1,362,818,048 parameters of the policy (0.13%), 1,274,019,840 of them on routed experts, and
+87,569,408 of a critic.
+Plan: to be filled in from `experiments/plan.py`.
+"""
+
+from ml_collections import ConfigDict
+
+from orbit_jax.recipes import in_variant, node
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    """The recipe: what differs from `orbit_jax/recipes.py`; fields are those of `tiny_moe.py`."""
+    config = node("kimi_k2")
+    config.ppo.advantage = "gae"  # a critic
+    config.ppo.lam = 0.95
+    config.ppo.kl = "loss"  # to the base, by one more forward pass without an adapter
+    config.ppo.kl_coefficient = 1e-3
+
+    config.adapter.overrides = (  # each of 384 experts has a pair of its own: rank 16 is 10 G
+        "experts.gate_proj:2",
+        "experts.up_proj:2",
+        "experts.down_proj:2",
+    )
+    config.adapter.critic_targets = (
+        "q_a_proj",
+        "q_b_proj",
+        "kv_a_proj_with_mqa",
+        "kv_b_proj",
+        "o_proj",
+        "shared_experts.gate_proj",
+        "shared_experts.up_proj",
+        "shared_experts.down_proj",
+    )
+    return in_variant(config, variant)

@@ -1,0 +1,26 @@
+r"""PPO on Qwen3-30B-A3B (30.5B parameters, FP8 in blocks) on one node of eight devices.
+
+Commands:
+  python experiments/plan.py --config configs/qwen3_30b_a3b.py --device b200 --count 8
+  python experiments/ppo_math.py --config configs/qwen3_30b_a3b.py \
+      --config.base.path=/path/to/Qwen3-30B-A3B-FP8 --config.task.jsonl=problems.jsonl
+  python experiments/ppo_math.py --config configs/qwen3_30b_a3b.py:tiny
+Variants:
+  tiny    the same structure at laptop size, with random weights: MINUTES on two cores
+  tiny8   the same on eight simulated devices
+Needs: the checkpoint of Qwen/Qwen3-30B-A3B-FP8 (31 GB), problems as rows of
+{"prompt", "answer"}.
+Trains: 843,841,536 parameters (2.8%), 830,472,192 of them on experts.
+Plan: to be filled in from `experiments/plan.py`.
+"""
+
+from ml_collections import ConfigDict
+
+from orbit_jax.recipes import in_variant, node
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    """The recipe: what differs from `orbit_jax/recipes.py`; fields are those of `tiny_moe.py`."""
+    config = node("qwen3_30b_a3b")
+    config.mesh.data, config.mesh.tensor = 2, 4
+    return in_variant(config, variant)
