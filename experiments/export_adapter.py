@@ -66,6 +66,11 @@ def read_trained(source: Path, base: str = "") -> Trained:
     """Reads a run's policy; `base` says where the base lies now, if it has moved."""
     run, checkpoint = find_checkpoint(source)
     config: Config = from_config_dict(json.loads((run / "config.json").read_text()))
+    if config.base.weights == "random":
+        raise ValueError(
+            f"{run} is a rehearsal: its base was random, so that no model has a use for its "
+            "adapter: train on a checkpoint"
+        )
     base = base or config.base.path
     path = find_base(base)
     model = read_config(path)

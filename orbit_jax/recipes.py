@@ -58,7 +58,8 @@ def in_variant(config: ConfigDict, variant: str) -> ConfigDict:
     config.sampler.max_completion_tokens = small.sampler.max_completion_tokens
     config.ppo.micro_batches = 2
     config.ppo.token_buckets = (1.0,)
-    config.task.train_problems, config.task.heldout_problems = 64, 16
     config.evaluation.every_steps = 1
-    config.evaluation.problems = 16
+    # No more problems than a step has prompts: evaluation needs no program of its own.
+    config.task.train_problems, config.task.heldout_problems = 64, 8
+    config.evaluation.problems = 8
     return config
