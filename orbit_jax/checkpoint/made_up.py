@@ -61,8 +61,9 @@ class MadeUpTensor:
         return (centre + 0.1 * rng.standard_normal(shape, np.float32)).astype(self.dtype)
 
     def _codes(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        words = rng.integers(0, 2**64, -(-math.prod(shape) * self.dtype.itemsize // 8), np.uint64)
-        codes = words.view(np.uint8)[: math.prod(shape) * self.dtype.itemsize]
+        count = math.prod(shape) * self.dtype.itemsize
+        words = rng.integers(0, 2**64, -(-count // 8), np.uint64)  # by far the fastest way
+        codes = words.view(np.uint8)[:count]
         if self.dtype in (E4M3, E5M2):
             codes &= np.uint8(_FLOAT8_BITS)
         return codes.view(self.dtype).reshape(shape)
@@ -75,18 +76,15 @@ class MadeUpTensor:
             elif self.suffix == "weight_global_scale":
                 size = 1 / size
         dtype = E8M0 if self.dtype == U8 else self.dtype
-        scales = size * rng.uniform(0.5, 1.5, shape).astype(np.float32)
-        return np.asarray(scales).astype(dtype).view(self.dtype)
+        scales = np.asarray(size * (0.5 + rng.random(shape, np.float32)), np.float32)
+        return scales.astype(dtype).view(self.dtype)
 
     def _zeros(self, shape: tuple[int, ...]) -> np.ndarray:
         """The middle of the codes, which a symmetric weight must have."""
         bits = self.scheme.bits
         middle = _MIDDLE[bits] - self.scheme.minus_one * (0x11 if bits == 4 else 1)
-        return (
-            np.full(math.prod(shape) * self.dtype.itemsize, middle, np.uint8)
-            .view(self.dtype)
-            .reshape(shape)
-        )
+        zeros = np.full(math.prod(shape) * self.dtype.itemsize, middle, np.uint8)
+        return zeros.view(self.dtype).reshape(shape)
 
     def _deviation(self) -> float:
         """Of the numbers that random codes are."""
