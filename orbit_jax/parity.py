@@ -175,7 +175,7 @@ def measure(
         longest = min(per_row - max(map(len, cut)), limit)
         # Rows end at different times, so that decoding goes through all its numbers of rows.
         limits = [max(1, int(longest * _SHARES[row % len(_SHARES)])) for row in range(config.rows)]
-        noisy = _perturbed(state, i)
+        noisy = perturbed(state, i)
         rollouts, slots = generate(
             programs.sample,
             model,
@@ -198,7 +198,7 @@ def measure(
     return gaps, slots
 
 
-def _perturbed(state: TrainState, seed: int) -> TrainState:
+def perturbed(state: TrainState, seed: int) -> TrainState:
     """A copy with noise on the policy's parameters, large enough that each adapter term matters."""
     copy = jax.tree.map(jnp.copy, state)
     leaves, structure = jax.tree.flatten(copy.policy.params)

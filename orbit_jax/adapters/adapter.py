@@ -6,6 +6,7 @@ changes for a new method. The parameters form a tree shaped like the base, with 
 the targets say.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -208,7 +209,12 @@ def fingerprint(tree: dict) -> jax.Array:
     total = jnp.uint32(0)
     for leaf in jax.tree.leaves(tree):
         bits = jax.lax.bitcast_convert_type(leaf.astype(jnp.float32), jnp.uint32)
-        place = jax.lax.iota(jnp.uint32, leaf.size).reshape(leaf.shape)
+        strides = [math.prod(leaf.shape[i + 1 :]) % 2**32 for i in range(leaf.ndim)]
+        places = (
+            jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, i) * jnp.uint32(stride)
+            for i, stride in enumerate(strides)
+        )
+        place = sum(places, jnp.zeros(leaf.shape, jnp.uint32))
         total = _mix(total + jnp.sum(_mix(bits + _mix(place)), dtype=jnp.uint32))
     return total
 

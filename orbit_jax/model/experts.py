@@ -24,6 +24,8 @@ from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.layers import Module, linear, swiglu
 from orbit_jax.quant.qtensor import QTensor, Unstacked, round_to
 
+_MAX_SLOT_BYTES = 128 << 20  # of all choices' outputs that travel between devices together
+
 
 def mix_experts(module: Module, x: jax.Array, experts: jax.Array, mixing: jax.Array) -> jax.Array:
     """Each token's experts, weighted and summed.
@@ -35,7 +37,7 @@ def mix_experts(module: Module, x: jax.Array, experts: jax.Array, mixing: jax.Ar
       mixing: `[N, k]` f32 weights.
 
     Returns:
-      Own columns of `[N, D]` in x's dtype.
+      Own tokens of `[N, D]` in x's dtype.
     """
     frozen, trained = {}, {}
     for name, weight in module.weights.items():
@@ -52,13 +54,11 @@ class _Blocks:
     Attributes:
       expert: [blocks] int32.
       assignment: [blocks, size] int32, n*k + j; N*k for an unused row.
-      place: [N, k] int32, the row of each assignment; out of range for none.
       used: int32 scalar, blocks in use, which come first.
     """
 
     expert: jax.Array
     assignment: jax.Array
-    place: jax.Array
     used: jax.Array
 
 
@@ -88,41 +88,58 @@ def _forward(
 ) -> tuple[jax.Array, tuple]:
     here, everyone = _served_here(config, experts), exchange.gather_for_experts(config.mesh, x)
     blocks = _assign(config, here)
-    count, size = blocks.assignment.shape
-    k, dtype = experts.shape[1], x.dtype
+    (count, size), (n, k) = blocks.assignment.shape, here.shape
 
     def turn(i: jax.Array, made: tuple) -> tuple:
-        rows, expert = _take(everyone, blocks.assignment[i] // k), blocks.expert[i]
+        (slots, kept), assignment, expert = made, blocks.assignment[i], blocks.expert[i]
         inner, outer = _halves(config, frozen, (layer, expert))
         weights = _of_expert((adapter, trained), expert)
-        wide = inner(weights, rows)
-        new = (outer(weights, *wide), *wide)
-        # What is not kept is not there.
-        return tuple(_put(buffer, part, i) for buffer, part in zip(made, new, strict=False))
+        wide = inner(weights, _take(everyone, assignment // k))
+        if kept:
+            kept = tuple(map(functools.partial(_put_block, i * size), kept, wide))
+        return _put(slots, assignment, outer(weights, *wide)), kept
 
-    widths = (x.shape[1], config.expert_size, config.expert_size)
-    if config.remat:
-        widths = widths[:1]  # the backward pass makes gate and up again
-    made = tuple(jnp.zeros((count * size, width), dtype) for width in widths)
-    out, *kept = lax.fori_loop(0, blocks.used, turn, made)
-    slots = jnp.take(out, blocks.place, axis=0, mode="fill", fill_value=0)
-    slots = exchange.return_from_experts(config.mesh, slots)
-    total = jnp.zeros((slots.shape[0], slots.shape[2]), jnp.float32)
-    for j in range(k):
+    shapes = () if config.remat else 2 * ((count * size, config.expert_size),)
+    kept = tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
+    slots = jnp.zeros((n * k, x.shape[1]), x.dtype)
+    slots, kept = lax.fori_loop(0, blocks.used, turn, (slots, kept))
+    total = _weighted_sum(config, slots.reshape(n, k, -1), mixing)
+    return round_to(total, x.dtype), (adapter, trained, frozen, layer, x, experts, mixing, kept)
+
+
+def _weighted_sum(config: ModelConfig, slots: jax.Array, mixing: jax.Array) -> jax.Array:
+    """Own tokens' sums `[N/t, D]` in f32 of slots `[all N, k, D]`, in the order of experts.
+
+    Slots travel together, or one choice after another where that would be much memory.
+    """
+    k, width, mixing = *slots.shape[1:], exchange.own_tokens(config.mesh, mixing)
+
+    def add(total: jax.Array, j: jax.Array | int, slot: jax.Array) -> jax.Array:
         # Rounding each product keeps the compiler from fusing it with the sum in one program and
         # not in another.
-        total = total + round_to(mixing[:, j, None] * slots[:, j], dtype).astype(jnp.float32)
-    return round_to(total, dtype), (adapter, trained, frozen, layer, x, experts, mixing, kept)
+        weight = lax.dynamic_index_in_dim(mixing, j, axis=1)
+        return total + round_to(weight * slot, slots.dtype).astype(jnp.float32)
+
+    def travel_and_add(j: jax.Array, total: jax.Array) -> jax.Array:
+        slot = lax.dynamic_index_in_dim(slots, j, axis=1, keepdims=False)
+        return add(total, j, exchange.return_from_experts(config.mesh, slot))
+
+    total = jnp.zeros((mixing.shape[0], width), jnp.float32)
+    if config.mesh.size > 1 and slots.size * slots.dtype.itemsize > _MAX_SLOT_BYTES:
+        return lax.fori_loop(0, k, travel_and_add, total)
+    slots = exchange.return_from_experts(config.mesh, slots)
+    for j in range(k):
+        total = add(total, j, slots[:, j])
+    return total
 
 
 def _backward(config: ModelConfig, residual: tuple, g: jax.Array) -> tuple:
     adapter, trained, frozen, layer, x, experts, mixing, kept = residual
     here, everyone = _served_here(config, experts), exchange.gather_for_experts(config.mesh, x)
     blocks = _assign(config, here)
-    count, size = blocks.assignment.shape
-    k = experts.shape[1]
+    size, (n, k) = blocks.assignment.shape[1], here.shape
     # The cotangent of the sum goes to the experts, not those of its k terms.
-    g = exchange.gather_for_backward(config.mesh, g)
+    g = exchange.gather_from_tokens(config.mesh, g)
     weight_of = exchange.gather_for_experts(config.mesh, mixing).reshape(-1)
 
     def turn(i: jax.Array, carry: tuple) -> tuple:
@@ -141,15 +158,16 @@ def _backward(config: ModelConfig, residual: tuple, g: jax.Array) -> tuple:
         more, moves = back_inner(tuple(moves))
         change = jax.tree.map(jnp.add, change, more)
         changes = jax.tree.map(functools.partial(_add, expert), changes, change)
-        return _put(moved, moves, i), _put(slopes, slope, i), changes
+        return _put(moved, assignment, moves), _put(slopes, assignment, slope), changes
 
-    moved = jnp.zeros((count * size, x.shape[1]), x.dtype)
-    changes = jax.tree.map(jnp.zeros_like, (adapter, trained))
-    carry = (moved, jnp.zeros(count * size, jnp.float32), changes)
+    carry = (
+        jnp.zeros((n * k, x.shape[1]), x.dtype),
+        jnp.zeros(n * k, jnp.float32),
+        jax.tree.map(jnp.zeros_like, (adapter, trained)),
+    )
     moved, slopes, (of_adapter, of_trained) = lax.fori_loop(0, blocks.used, turn, carry)
-    moved = jnp.take(moved, blocks.place, axis=0, mode="fill", fill_value=0)
-    moved = moved.astype(jnp.float32).sum(axis=1).astype(x.dtype)
-    slopes = jnp.take(slopes, blocks.place, mode="fill", fill_value=0)
+    moved = moved.reshape(n, k, -1).astype(jnp.float32).sum(axis=1).astype(x.dtype)
+    slopes = slopes.reshape(n, k)
     moved, slopes = (exchange.sum_to_shards(config.mesh, y) for y in (moved, slopes))
     return of_adapter, of_trained, None, None, moved, None, slopes
 
@@ -189,7 +207,6 @@ def _assign(config: ModelConfig, experts: jax.Array) -> _Blocks:
     return _Blocks(
         expert=expert.astype(jnp.int32),
         assignment=assignment.reshape(blocks, size),
-        place=place_of.reshape(n, k),
         used=block_end[-1],
     )
 
@@ -235,5 +252,10 @@ def _take(x: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.take(x, index, axis=0, mode="fill", fill_value=0)
 
 
-def _put(buffer: jax.Array, rows: jax.Array, block: jax.Array) -> jax.Array:
-    return lax.dynamic_update_slice_in_dim(buffer, rows, block * len(rows), axis=0)
+def _put(buffer: jax.Array, index: jax.Array, rows: jax.Array) -> jax.Array:
+    """`buffer` with its rows at `index` replaced; an index out of range is for none."""
+    return buffer.at[index].set(rows, mode="drop", unique_indices=True)
+
+
+def _put_block(start: jax.Array, buffer: jax.Array, rows: jax.Array) -> jax.Array:
+    return lax.dynamic_update_slice_in_dim(buffer, rows, start, axis=0)

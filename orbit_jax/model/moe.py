@@ -56,7 +56,7 @@ def moe(module: Module, x: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.
       valid: [N] bool; padding reaches no expert.
 
     Returns:
-      Own columns of `[N, D]` in x's dtype, and how many tokens chose each expert, `[E]` int32.
+      Own tokens of `[N, D]` in x's dtype, and how many tokens chose each expert, `[E]` int32.
     """
     config = module.config
     experts, mixing = over_rows(lambda rows: route(module, rows), config.tile, x)

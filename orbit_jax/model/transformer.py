@@ -6,6 +6,7 @@ model that leaves two thirds of the error of a bf16 stream, for two more bytes a
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -87,11 +88,10 @@ def _forward(
         if sparse:
             loads.append(load)
 
-    def last_norm(hidden: jax.Array) -> jax.Array:
-        hidden = exchange.gather_columns(shape, hidden)
-        return rms_norm(hidden, base["norm"], config.rms_norm_eps, dtype)
-
-    hidden = over_rows(last_norm, config.tile, hidden)
+    hidden = over_rows(
+        lambda h: rms_norm(h, base["norm"], config.rms_norm_eps, dtype), config.tile, hidden
+    )
+    hidden = exchange.gather_tokens(shape, hidden)
     load = jnp.concatenate(loads) if loads else jnp.zeros((0, 0), jnp.int32)
     return hidden, cache, load
 
@@ -111,7 +111,7 @@ def _layer(
     """One layer as a scan body.
 
     `first` is the number of layers before this stack, `keyed` the tokens whose keys and values this
-    device attends over. Of the residual stream, a device of a mesh has its own columns.
+    device attends over. Of the residual stream, a device of a mesh has its own tokens.
     """
     (hidden, cache), (layer, adapter) = carry, xs
     block, shape = Module(config, weights, layer, adapter), config.mesh
@@ -119,22 +119,25 @@ def _layer(
     dtype = jnp.dtype(config.compute_dtype)
 
     def normed(name: str, hidden: jax.Array) -> jax.Array:
-        return block.norm(name, exchange.gather_columns(shape, hidden), dtype)
+        x = over_rows(lambda h: block.norm(name, h, dtype), config.tile, hidden)
+        return exchange.gather_tokens(shape, x)
 
-    def before_attention(hidden: jax.Array, cos: jax.Array, sin: jax.Array):
-        x = normed("input_layernorm", hidden)
+    def added(hidden: jax.Array, part: Callable, *inputs: jax.Array) -> jax.Array:
+        out = over_rows(part, config.tile, *inputs)
+        return hidden + exchange.columns_to_tokens(shape, out)
+
+    def before_attention(x: jax.Array, cos: jax.Array, sin: jax.Array):
         if config.latent:
             return latent.queries_and_latents(attention, x, cos, sin)
         return grouped.queries_keys_values(attention, x, cos, sin)
 
-    def after_attention(hidden: jax.Array, attended: jax.Array):
+    def after_attention(attended: jax.Array) -> jax.Array:
         if config.latent:
             attended = exchange.gather_columns(shape, latent.values(attention, attended))
-        out = attention.project("o_proj", attended, gather=False, dtype=jnp.float32)
-        hidden = hidden + out
-        return hidden, normed("post_attention_layernorm", hidden)
+        return attention.project("o_proj", attended, gather=False, dtype=jnp.float32)
 
-    q, k, v = over_rows(before_attention, config.tile, hidden, *rope)
+    x = normed("input_layernorm", hidden)
+    q, k, v = over_rows(before_attention, config.tile, x, *rope)
     to_own_tokens = exchange.heads_to_tokens if config.own_heads else exchange.own_tokens
     q = to_own_tokens(shape, q)
     scoring = Scoring(
@@ -155,14 +158,15 @@ def _layer(
         attended = exchange.tokens_to_heads(shape, attended)
     else:
         attended = exchange.gather_tokens(shape, attended)
-    hidden, x = over_rows(after_attention, config.tile, hidden, attended)
+    hidden = added(hidden, after_attention, attended)
+    x = normed("post_attention_layernorm", hidden)
     if not sparse:
-        y = over_rows(lambda x: feed_forward(mlp, x, jnp.float32), config.tile, x)
-        return (hidden + y, cache), jnp.zeros(0, jnp.int32)
+        hidden = added(hidden, lambda x: feed_forward(mlp, x, jnp.float32), x)
+        return (hidden, cache), jnp.zeros(0, jnp.int32)
     y, load = moe(mlp, x, stream.valid)
     if config.shared_size:
         shared = mlp.below("shared_experts")
-        hidden += over_rows(lambda x: feed_forward(shared, x, jnp.float32), config.tile, x)
+        hidden = added(hidden, lambda x: feed_forward(shared, x, jnp.float32), x)
     return (hidden + y, cache), load
 
 
@@ -175,7 +179,7 @@ def _window(config: ModelConfig, layer: jax.Array) -> jax.Array | None:
 
 
 def _embed(config: ModelConfig, table: QTensor | jax.Array, tokens: jax.Array) -> jax.Array:
-    """Embeddings `[N, D]` in f32; on a mesh their own columns, out of the words of each device."""
+    """Embeddings `[N, D]` in f32; on a mesh of own tokens, out of the words of each device."""
 
     def rows(tokens: jax.Array) -> jax.Array:
         if isinstance(table, QTensor):
@@ -188,4 +192,4 @@ def _embed(config: ModelConfig, table: QTensor | jax.Array, tokens: jax.Array) -
     tokens = tokens - lax.axis_index("tensor") * words
     held = (tokens >= 0) & (tokens < words)
     x = jnp.where(held[:, None], rows(jnp.where(held, tokens, 0)), 0.0)
-    return exchange.embedded_columns(config.mesh, x)
+    return exchange.pick_own_tokens(config.mesh, x)

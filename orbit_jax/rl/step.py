@@ -130,16 +130,16 @@ def ppo_step(
         params, optimizer = carry
         chosen = jax.tree.map(lambda x: x[micro_ids], targets)
         count = chosen["mask"].sum()
-        loss = functools.partial(_loss, config, base, state, loss_fn, batch.temperature, count)
-        gradient = functools.partial(jax.grad(loss, has_aux=True), params)
-
-        def accumulate(total: tuple, micro: dict) -> tuple[tuple, None]:
-            grads, sums = gradient(micro)
-            return (jax.tree.map(jnp.add, total[0], grads), total[1].merge(sums)), None
-
-        shapes = jax.eval_shape(gradient, jax.tree.map(lambda x: x[0], chosen))
-        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        (grads, sums), _ = lax.scan(accumulate, zero, chosen)
+        policy_loss = functools.partial(
+            _policy_loss, config, base, state, loss_fn, batch.temperature, count
+        )
+        parts = {"policy": policy_loss}
+        if state.critic is not None:
+            parts["critic"] = functools.partial(_value_loss, config, base, state.critic, count)
+        grads, sums = {}, {}
+        # One after the other: what a backward pass reads is there for one of them at a time.
+        for part, loss in parts.items():
+            grads[part], sums[part] = _summed_gradient(loss, params[part], chosen)
         changes, optimizer_after = make_optimizer(config.optimizer).update(grads, optimizer, params)
         after = optax.apply_updates(params, changes)
         finite = jnp.isfinite(optax.tree.norm(grads)) & jnp.isfinite(optax.tree.norm(after))
@@ -155,7 +155,7 @@ def ppo_step(
         update, (before, state.optimizer), order
     )
     if gap is None:
-        gap = sums.maxima["parity/max_abs_diff"][0]
+        gap = sums["policy"].maxima["parity/max_abs_diff"][0]
     same_adapter = fingerprint(state.policy.params) == batch.fingerprint
     ok = same_adapter & applied.any()
     if config.exact:
@@ -175,7 +175,7 @@ def ppo_step(
     )
     changes = group_norms(jax.tree.map(jnp.subtract, params, before))
     sizes = {k: changes[k] / jnp.maximum(v, 1e-12) for k, v in group_norms(before).items()}
-    metrics = sums.finish()
+    metrics = {name: value for part in sums.values() for name, value in part.finish().items()}
     metrics |= {
         "parity/max_abs_diff": gap,
         "parity/tokens": mask.sum(),
@@ -192,7 +192,20 @@ def ppo_step(
     return mesh.constrain(config.model, state, state_specs(config.model, state)), metrics
 
 
-def _loss(
+def _summed_gradient(loss: Callable, params: dict, chosen: dict) -> tuple[dict, Sums]:
+    """The gradient of the sum of `loss(params, micro_batch)`, and the sums of its second result."""
+    gradient = functools.partial(jax.grad(loss, has_aux=True), params)
+
+    def accumulate(total: tuple, micro: dict) -> tuple[tuple, None]:
+        grads, sums = gradient(micro)
+        return (jax.tree.map(jnp.add, total[0], grads), total[1].merge(sums)), None
+
+    shapes = jax.eval_shape(gradient, jax.tree.map(lambda x: x[0], chosen))
+    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return lax.scan(accumulate, zero, chosen)[0]
+
+
+def _policy_loss(
     config: StepConfig,
     base: dict,
     state: TrainState,
@@ -204,9 +217,13 @@ def _loss(
 ) -> tuple[jax.Array, Sums]:
     """A micro-batch's share of the loss: sums over its tokens divided by the update's `count`."""
     ppo, mask = config.ppo, micro["mask"]
-    policy = state.policy.replace(params=params["policy"])
     logprobs, entropy, load = _forward(
-        config, base, policy, micro["stream"], micro["scored"], temperature
+        config,
+        base,
+        state.policy.replace(params=params),
+        micro["stream"],
+        micro["scored"],
+        temperature,
     )
     # What stands in masked places, finite or not, must reach neither the loss nor a gradient.
     logprobs = jnp.where(mask, logprobs, 0.0)
@@ -222,8 +239,7 @@ def _loss(
         token_loss += ppo.kl_coefficient * losses.kl_in_loss(logprobs, reference)
     if ppo.entropy_coefficient:
         token_loss -= ppo.entropy_coefficient * entropy
-    count = jnp.maximum(count, 1)
-    total = jnp.where(mask, token_loss, 0.0).sum() / count
+    total = jnp.where(mask, token_loss, 0.0).sum() / jnp.maximum(count, 1)
     difference = logprobs - old
     ratio = jnp.exp(jnp.clip(difference, -20.0, 20.0))
     sums = {
@@ -239,23 +255,32 @@ def _loss(
             "kl/reference_k1": losses.k1(logprobs, reference),
             "kl/reference_k3": losses.k3(logprobs, reference),
         }
-    if state.critic is not None:
-        critic = state.critic.replace(
-            adapter=state.critic.adapter.replace(params=params["critic"]["adapter"]),
-            head=params["critic"]["head"],
-        )
-        value, _ = _values(config, base, critic, micro["stream"])
-        error = jnp.square(value - micro["returns"])
-        if ppo.value_clip:
-            near = micro["values"] + jnp.clip(
-                value - micro["values"], -ppo.value_clip, ppo.value_clip
-            )
-            error = jnp.maximum(error, jnp.square(near - micro["returns"]))
-        value_loss = 0.5 * jnp.where(mask, error, 0.0)
-        total += ppo.value_coefficient * value_loss.sum() / count
-        sums |= {"loss/value": value_loss, "value/mean": value, "value/return": micro["returns"]}
     maxima = {"parity/max_abs_diff": jnp.abs(difference), "ratio/max": ratio}
     return total, Sums.of(sums, maxima, mask, load)
+
+
+def _value_loss(
+    config: StepConfig,
+    base: dict,
+    critic: Critic,
+    count: jax.Array,
+    params: dict,
+    micro: dict,
+) -> tuple[jax.Array, Sums]:
+    """The same of the critic's loss."""
+    ppo, mask = config.ppo, micro["mask"]
+    critic = critic.replace(
+        adapter=critic.adapter.replace(params=params["adapter"]), head=params["head"]
+    )
+    value, _ = _values(config, base, critic, micro["stream"])
+    error = jnp.square(value - micro["returns"])
+    if ppo.value_clip:
+        near = micro["values"] + jnp.clip(value - micro["values"], -ppo.value_clip, ppo.value_clip)
+        error = jnp.maximum(error, jnp.square(near - micro["returns"]))
+    loss = 0.5 * jnp.where(mask, error, 0.0)
+    total = ppo.value_coefficient * loss.sum() / jnp.maximum(count, 1)
+    sums = {"loss/value": loss, "value/mean": value, "value/return": micro["returns"]}
+    return total, Sums.of(sums, {}, mask, jnp.zeros((0, 0), jnp.int32))
 
 
 def _forward(

@@ -13,17 +13,18 @@ from typing import NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from orbit_jax.config import Config, from_config_dict
+from orbit_jax.config import from_config_dict
 
 _MISTAKES = (KeyError, AttributeError, ValueError, OSError, flags.Error)
 
 
-def main(run: Callable[[Config, str], object], default_config: str) -> None:
+def main(run: Callable[..., object], default_config: str, *, resumable: bool = True) -> None:
     """Parses the command line and calls `run(config, resume)`.
 
     Args:
       run: the experiment. What `orbit_jax` itself raises in it is a sentence for the user.
       default_config: used when `--config` is not given.
+      resumable: whether there is a `--resume`; without it the call is `run(config)`.
     """
     try:  # defining the flag already applies overrides to the default config
         recipe = config_flags.DEFINE_config_file(
@@ -31,13 +32,18 @@ def main(run: Callable[[Config, str], object], default_config: str) -> None:
         )
     except _MISTAKES as error:
         _refuse(error)
-    resume = flags.DEFINE_string("resume", "", "a run folder to go on with")
-    for name in ("config", "resume"):  # so that --help shows them as the experiment's own
+    own = ["config"]
+    if resumable:
+        resume = flags.DEFINE_string("resume", "", "a run folder to go on with")
+        own.append("resume")
+    for name in own:  # so that --help shows them as the experiment's own
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
     def call(arguments: list[str]) -> None:
         if arguments[1:]:
-            _refuse(ValueError(f"{arguments[1]!r} stands alone: is --config or --resume missing?"))
+            _refuse(
+                ValueError(f"{arguments[1]!r} stands alone: is --{' or --'.join(own)} missing?")
+            )
         logging.set_verbosity(logging.WARNING)  # orbax tells of every file it touches
         try:
             config = from_config_dict(recipe.value)
@@ -47,7 +53,7 @@ def main(run: Callable[[Config, str], object], default_config: str) -> None:
         except ValueError as error:
             _refuse(error)
         try:
-            run(config, resume.value)
+            run(config, *([resume.value] if resumable else []))
         except KeyboardInterrupt:
             print("stopped at once; a run that has saved goes on with --resume", file=sys.stderr)
             sys.exit(130)

@@ -1,14 +1,18 @@
 """What training moves and what it does not: moments for adapters alone, laid out with them."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from lab import Lab
 
 from orbit_jax.config import OptimizerConfig
+from orbit_jax.model.config import MeshShape
 from orbit_jax.rl.train_state import Critic, TrainState, init_state, make_optimizer, state_specs
 
 RATES = OptimizerConfig(
@@ -37,8 +41,9 @@ def test_the_reference_is_a_copy_since_the_state_is_donated(state):
         assert ours.unsafe_buffer_pointer() != copy.unsafe_buffer_pointer()
 
 
-def test_adapters_and_their_moments_lie_where_their_weights_lie(state):
-    specs = state_specs(state)
+def test_adapters_and_their_moments_lie_in_parts_over_all_devices(state, moe: Lab):
+    model = dataclasses.replace(moe.model, mesh=MeshShape(2, 2))
+    specs = state_specs(model, state)
     assert jax.tree.structure(specs) == jax.tree.structure(state)
     experts = specs.policy.params["layers"][0]["mlp"]["experts"]["up_proj"]
     assert P(None, ("data", "tensor"), None, None) in jax.tree.leaves(experts)
@@ -47,6 +52,11 @@ def test_adapters_and_their_moments_lie_where_their_weights_lie(state):
             found = optax.tree.get(specs.optimizer.inner_states[part], moment)[part]
             found = found if part == "policy" else found["adapter"]
             assert jax.tree.leaves(found) == jax.tree.leaves(adapter.params)
+    for spec, leaf in zip(
+        jax.tree.leaves(specs.policy.params), jax.tree.leaves(state.policy.params), strict=True
+    ):
+        parts = NamedSharding(AbstractMesh((2, 2), ("data", "tensor")), spec)
+        assert np.prod(parts.shard_shape(leaf.shape)) * 4 == leaf.size, (spec, leaf.shape)
 
 
 def test_the_rate_warms_up_and_each_part_has_its_own():
