@@ -49,6 +49,7 @@ def get_config(variant: str = "") -> ConfigDict:
         "down_proj",
     )
     config.adapter.overrides = ()  # own ranks, and alphas: experts.gate_proj:2, experts.up_proj:2:4
+    config.adapter.experts = "each"  # has factors of its own; or share the outer ones, or all
     config.adapter.critic_targets = ()  # of the critic; empty: those of the policy
 
     config.task = ConfigDict()

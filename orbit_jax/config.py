@@ -13,9 +13,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from orbit_jax.adapters.adapter import LINEAR_LAYERS
+from orbit_jax.adapters.adapter import LINEAR_LAYERS, is_named
 from orbit_jax.adapters.lora import LoRA
 from orbit_jax.tasks.problems import TRAINED_DIFFICULTIES, UNSEEN_DIFFICULTY
+
+# By `adapter.experts`: the factors of LoRA that all experts of a layer have in common. The outer
+# ones lie on the side of the residual stream.
+_SHARED = {
+    "each": {},
+    "outer": {"gate_proj": "a", "up_proj": "a", "down_proj": "b"},
+    "all": {"gate_proj": "ab", "up_proj": "ab", "down_proj": "ab"},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +40,8 @@ class BaseConfig:
 class AdapterConfig:
     """LoRA on the policy: a fresh one, or that of the PEFT folder `initial`.
 
-    `overrides` gives weights ranks of their own, `critic_targets` the critic fewer weights.
+    `overrides` gives weights ranks of their own, `experts` says which factors the routed experts of
+    a layer share, `critic_targets` gives the critic fewer weights.
     """
 
     initial: str = ""
@@ -41,6 +50,7 @@ class AdapterConfig:
     rank_stabilized: bool = False
     targets: tuple[str, ...] = LINEAR_LAYERS
     overrides: tuple[str, ...] = ()
+    experts: str = "each"
     critic_targets: tuple[str, ...] = ()
 
     @property
@@ -50,11 +60,17 @@ class AdapterConfig:
 
     @property
     def overriding(self) -> tuple[tuple[str, LoRA], ...]:
-        """`overrides` as `attach` takes them.
+        """`overrides` as `attach` takes them, with what experts share.
 
         Where no alpha is given, the scale is that of the other weights.
         """
-        return tuple(map(self._override, self.overrides))
+        given = tuple(map(self._override, self.overrides))
+        shared = []
+        for weight, factor in _SHARED[self.experts].items():
+            path = ("experts", weight)
+            method = next((m for name, m in reversed(given) if is_named(name, path)), self.method)
+            shared.append((".".join(path), dataclasses.replace(method, shared=factor)))
+        return (*given, *shared)
 
     def _override(self, text: str) -> tuple[str, LoRA]:
         name, rank, *alpha = text.split(":")
@@ -298,6 +314,7 @@ def _validate(config: Config) -> None:
     for field, limit in most.items():
         require(value_of(field) <= limit, field, f"must be at most {limit}")
     choices = {
+        "adapter.experts": tuple(_SHARED),
         "base.weights": ("checkpoint", "random"),
         "base.working_copy": ("auto", "never", "always"),
         "parity": ("auto", "fast", "tiles", "corrected"),

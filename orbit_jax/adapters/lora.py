@@ -19,11 +19,14 @@ class LoRA:
       rank: R.
       alpha: the scale is `alpha / rank`, or `alpha / sqrt(rank)` when `rank_stabilized`
         (rsLoRA, Kalajdzievski, 2023).
+      shared: factors that all experts of a layer have in common: `a`, `b`, both or none. Their
+        dimension of experts is then 1.
     """
 
     rank: int
     alpha: float
     rank_stabilized: bool = False
+    shared: str = ""
 
     @property
     def scale(self) -> float:
@@ -32,10 +35,16 @@ class LoRA:
 
     def init(self, key: jax.Array, shape: tuple[int, ...]) -> dict[str, jax.Array]:
         """A as PEFT draws it (uniform, Kaiming with a = sqrt(5)), B zero."""
+        bound = 1 / math.sqrt(shape[-1])
+        shape_a, shape_b = self._shapes(shape)
+        a = jax.random.uniform(key, shape_a, jnp.float32, -bound, bound)
+        return {"a": a, "b": jnp.zeros(shape_b, jnp.float32)}
+
+    def _shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         *lead, out, width = shape
-        bound = 1 / math.sqrt(width)
-        a = jax.random.uniform(key, (*lead, self.rank, width), jnp.float32, -bound, bound)
-        return {"a": a, "b": jnp.zeros((*lead, out, self.rank), jnp.float32)}
+        one = (*lead[:1], *(1 for _ in lead[1:]))  # layers differ, experts do not
+        of_a, of_b = (one if factor in self.shared else lead for factor in "ab")
+        return (*of_a, self.rank, width), (*of_b, out, self.rank)
 
     def input_side(self, params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
         """LoRA leaves the input alone."""
@@ -62,11 +71,12 @@ class LoRA:
         return {"a": jnp.swapaxes(params["b"], -1, -2), "b": jnp.swapaxes(params["a"], -1, -2)}
 
     def count(self, shape: tuple[int, ...]) -> int:
-        """R * (in + out) for every matrix of the stack."""
-        *lead, out, width = shape
-        return math.prod(lead) * self.rank * (out + width)
+        """R * (in + out) for every matrix of the stack, less what is shared."""
+        return sum(map(math.prod, self._shapes(shape)))
 
     def partition(self, spec: PartitionSpec) -> dict[str, PartitionSpec]:
         """A follows the weight's input, B its output."""
         *lead, out, width = spec
-        return {"a": PartitionSpec(*lead, None, width), "b": PartitionSpec(*lead, out, None)}
+        one = (*lead[:1], *(None for _ in lead[1:]))
+        of_a, of_b = (one if factor in self.shared else lead for factor in "ab")
+        return {"a": PartitionSpec(*of_a, None, width), "b": PartitionSpec(*of_b, out, None)}

@@ -1,5 +1,6 @@
 """Writing an adapter as a PEFT folder, which `load_adapter` reads back bit for bit."""
 
+import dataclasses
 import json
 import math
 import re
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from orbit_jax.adapters.adapter import Adapter, at
+from orbit_jax.adapters.adapter import Adapter, Method, at
 from orbit_jax.adapters.lora import LoRA
 from orbit_jax.checkpoint.layout import layout as base_layout
 from orbit_jax.checkpoint.peft import FACTS_FILE, PREFIX, WEIGHTS_FILE
@@ -67,7 +68,7 @@ def save_adapter(
     for name, value, known in (("layout", layout, LAYOUTS), ("dtype", dtype, DTYPES)):
         if value not in known:
             raise ValueError(f"{name}={value!r}: must be one of {known}")
-    adapter = adapter.replace(params=jax.device_get(adapter.params))
+    adapter = _written_out(adapter.replace(params=jax.device_get(adapter.params)), config)
     methods = _methods(adapter, config)
     fused = layout == "fused" or _holds_experts_together(config)
     # For each parameter of experts: the weights of it that are adapted, and its rank and alpha.
@@ -110,6 +111,24 @@ def save_adapter(
     facts = {**facts, "layout": "fused" if fused else layout, "dtype": dtype}
     for name, value in ((CONFIG_FILE, peft_config), (FACTS_FILE, facts)):
         (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _written_out(adapter: Adapter, config: ModelConfig) -> Adapter:
+    """What the experts of a layer share is repeated for each of them: PEFT knows no other way."""
+
+    def spread(path: tuple, leaf: np.ndarray) -> np.ndarray:
+        if jax.tree_util.DictKey("experts") not in path:
+            return leaf
+        return np.broadcast_to(leaf, (len(leaf), config.num_experts, *leaf.shape[2:]))
+
+    def own(method: Method) -> Method:
+        return dataclasses.replace(method, shared="") if isinstance(method, LoRA) else method
+
+    return adapter.replace(
+        params=jax.tree_util.tree_map_with_path(spread, adapter.params),
+        method=own(adapter.method),
+        overrides=tuple((name, own(method)) for name, method in adapter.overrides),
+    )
 
 
 def _methods(adapter: Adapter, config: ModelConfig) -> _Methods:

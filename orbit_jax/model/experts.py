@@ -240,12 +240,16 @@ def _halves(config: ModelConfig, frozen: dict, index: tuple) -> tuple[Callable, 
 
 
 def _of_expert(tree: tuple, expert: jax.Array) -> tuple:
-    """What is trained of one expert, out of that of all `[E, ...]`."""
-    return jax.tree.map(lambda leaf: leaf[expert], tree)
+    """What is trained of one expert, out of that of all `[E, ...]` or what they share `[1, ...]`."""
+    return jax.tree.map(lambda leaf: leaf[_at(expert, leaf)], tree)
 
 
 def _add(expert: jax.Array, total: jax.Array, new: jax.Array) -> jax.Array:
-    return total.at[expert].add(new)
+    return total.at[_at(expert, total)].add(new)
+
+
+def _at(expert: jax.Array, leaf: jax.Array) -> jax.Array | int:
+    return expert if len(leaf) > 1 else 0
 
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:

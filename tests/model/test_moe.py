@@ -10,6 +10,7 @@ import pytest
 import toy
 
 from orbit_jax.adapters.adapter import Adapter
+from orbit_jax.adapters.lora import LoRA
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.experts import mix_experts
 from orbit_jax.model.layers import Module, linear
@@ -179,3 +180,32 @@ def test_the_backward_pass_is_that_of_the_formula(trained, remat):
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert np.abs(other).max() > 0
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("shared", ["a", "b", "ab"])
+def test_factors_that_experts_share_act_as_the_same_for_each_and_get_the_sum_of_gradients(shared):
+    config, held, x = model(True), weights(), jnp.asarray(X)
+    method, shape = LoRA(4, 8.0, shared=shared), held["experts"]["up_proj"].shape
+    one = jax.tree.map(lambda p: p + 0.1, method.init(jax.random.key(0), shape))
+    each = jax.tree.map(lambda p: jnp.broadcast_to(p, (1, 8, *p.shape[2:])), one)
+    assert method.count(shape) == sum(p.size for p in jax.tree.leaves(one))
+    assert method.count(shape) < LoRA(4, 8.0).count(shape)
+
+    @jax.jit
+    def gradient(params: dict) -> tuple[jax.Array, dict]:
+        def loss(params: dict) -> jax.Array:
+            params = jax.tree.map(lambda p: p[0], {"up_proj": params})
+            module = mlp(config, held)
+            experts, mixing = route(module, x)
+            adapter = Adapter(params, LoRA(4, 8.0), path=("experts",))
+            module = dataclasses.replace(module.below("experts"), adapter=adapter)
+            return (mix_experts(module, x, experts, mixing) * DIRECTION).sum()
+
+        return jax.value_and_grad(loss)(params)
+
+    (ours, found), (same, expected) = gradient(one), gradient(each)
+    assert ours == same
+    for name in "ab":
+        total = np.asarray(expected[name])
+        total = total.sum(axis=1, keepdims=True) if name in shared else total
+        np.testing.assert_allclose(found[name], total, rtol=1e-3, atol=1e-4 * np.abs(total).max())
