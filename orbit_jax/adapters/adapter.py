@@ -208,15 +208,26 @@ def fingerprint(tree: dict) -> jax.Array:
     """
     total = jnp.uint32(0)
     for leaf in jax.tree.leaves(tree):
-        bits = jax.lax.bitcast_convert_type(leaf.astype(jnp.float32), jnp.uint32)
-        strides = [math.prod(leaf.shape[i + 1 :]) % 2**32 for i in range(leaf.ndim)]
-        places = (
-            jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, i) * jnp.uint32(stride)
-            for i, stride in enumerate(strides)
-        )
-        place = sum(places, jnp.zeros(leaf.shape, jnp.uint32))
-        total = _mix(total + jnp.sum(_mix(bits + _mix(place)), dtype=jnp.uint32))
+        total = _mix(total + _checksum(leaf))
     return total
+
+
+def _checksum(leaf: jax.Array) -> jax.Array:
+    """Sum of the mixed bits of a stack, a layer at a time: all places at once would be as large."""
+    rows = leaf if leaf.ndim > 1 else leaf[None]
+    shape = rows.shape[1:]
+    strides = [math.prod(shape[i + 1 :]) % 2**32 for i in range(len(shape))]
+
+    def add(total: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        number, values = row
+        place = number * jnp.uint32(math.prod(shape) % 2**32)
+        for i, stride in enumerate(strides):
+            place += jax.lax.broadcasted_iota(jnp.uint32, shape, i) * jnp.uint32(stride)
+        bits = jax.lax.bitcast_convert_type(values.astype(jnp.float32), jnp.uint32)
+        return total + jnp.sum(_mix(bits + _mix(place)), dtype=jnp.uint32), None
+
+    numbers = jnp.arange(len(rows), dtype=jnp.uint32)
+    return jax.lax.scan(add, jnp.uint32(0), (numbers, rows))[0]
 
 
 def _mix(x: jax.Array) -> jax.Array:

@@ -240,7 +240,7 @@ def _halves(config: ModelConfig, frozen: dict, index: tuple) -> tuple[Callable, 
 
 
 def _of_expert(tree: tuple, expert: jax.Array) -> tuple:
-    """What is trained of one expert, out of that of all `[E, ...]` or what they share `[1, ...]`."""
+    """What is trained of one expert: of all `[E, ...]`, or of what they share `[1, ...]`."""
     return jax.tree.map(lambda leaf: leaf[_at(expert, leaf)], tree)
 
 

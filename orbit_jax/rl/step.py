@@ -125,9 +125,15 @@ def ppo_step(
         "returns": jnp.where(mask, returns, 0.0),
     }
 
+    same_adapter = fingerprint(state.policy.params) == batch.fingerprint
+    optimizer = make_optimizer(config.optimizer)
+
     def update(carry: tuple, micro_ids: jax.Array) -> tuple:
-        """One optimiser update from the micro-batches numbered `micro_ids`."""
-        params, optimizer = carry
+        """One optimiser update from the micro-batches numbered `micro_ids`, unless it must not be.
+
+        What is deselected is decided before, so that parameters and moments are replaced in place.
+        """
+        params, moments = carry
         chosen = jax.tree.map(lambda x: x[micro_ids], targets)
         count = chosen["mask"].sum()
         policy_loss = functools.partial(
@@ -140,28 +146,34 @@ def ppo_step(
         # One after the other: what a backward pass reads is there for one of them at a time.
         for part, loss in parts.items():
             grads[part], sums[part] = _summed_gradient(loss, params[part], chosen)
-        changes, optimizer_after = make_optimizer(config.optimizer).update(grads, optimizer, params)
+        difference = sums["policy"].maxima["parity/max_abs_diff"] if gap is None else gap
+        ok = same_adapter & (count > 0)
+        if config.exact:
+            ok &= difference == 0  # false for NaN too
+        changes, _ = optimizer.update(grads, moments, params)
         after = optax.apply_updates(params, changes)
-        finite = jnp.isfinite(optax.tree.norm(grads)) & jnp.isfinite(optax.tree.norm(after))
-        ok = (count > 0) & finite
+        ok &= jnp.isfinite(optax.tree.norm(grads)) & jnp.isfinite(optax.tree.norm(after))
+        sizes = group_norms(jax.tree.map(lambda change: jnp.where(ok, change, 0.0), changes))
+        sizes = {
+            name: sizes[name] / jnp.maximum(n, 1e-12) for name, n in group_norms(params).items()
+        }
+        # Behind the barrier all of it is made again, instead of being kept until `ok` is known.
+        ok, grads, moments, params = lax.optimization_barrier((ok, grads, moments, params))
+        changes, moments_after = optimizer.update(grads, moments, params)
         select = functools.partial(jnp.where, ok)
-        params = jax.tree.map(select, after, params)
-        optimizer = jax.tree.map(select, optimizer_after, optimizer)
-        return (params, optimizer), (sums, group_norms(grads), ok)
+        moments = jax.tree.map(select, moments_after, moments)
+        params = jax.tree.map(select, optax.apply_updates(params, changes), params)
+        return (params, moments), (sums, group_norms(grads), sizes, difference, ok)
 
-    before = trainable(state.policy, state.critic)
     order = _micro_batch_order(config, state.step, rows.shape[0])
-    (after, optimizer), (sums, gradient_norms, applied) = lax.scan(
-        update, (before, state.optimizer), order
-    )
-    if gap is None:
-        gap = sums["policy"].maxima["parity/max_abs_diff"][0]
-    same_adapter = fingerprint(state.policy.params) == batch.fingerprint
-    ok = same_adapter & applied.any()
-    if config.exact:
-        ok &= gap == 0  # false for NaN too
-    params = jax.tree.map(functools.partial(jnp.where, ok), after, before)
-    optimizer = jax.tree.map(functools.partial(jnp.where, ok), optimizer, state.optimizer)
+    carry = trainable(state.policy, state.critic), state.optimizer
+    if updates == 1:
+        carry, seen = update(carry, order[0])
+        seen = jax.tree.map(lambda x: x[None], seen)
+    else:
+        carry, seen = lax.scan(update, carry, order)
+    (params, moments), (sums, gradient_norms, sizes, gaps, applied) = carry, seen
+    gap, ok = gaps[0], applied.any()
     critic = state.critic and state.critic.replace(
         adapter=state.critic.adapter.replace(params=params["critic"]["adapter"]),
         head=params["critic"]["head"],
@@ -170,11 +182,10 @@ def ppo_step(
         policy=state.policy.replace(params=params["policy"]),
         critic=critic,
         reference=state.reference,
-        optimizer=optimizer,
+        optimizer=moments,
         step=state.step + ok,
     )
-    changes = group_norms(jax.tree.map(jnp.subtract, params, before))
-    sizes = {k: changes[k] / jnp.maximum(v, 1e-12) for k, v in group_norms(before).items()}
+    sizes = {name: each.sum() for name, each in sizes.items()}
     metrics = {name: value for part in sums.values() for name, value in part.finish().items()}
     metrics |= {
         "parity/max_abs_diff": gap,

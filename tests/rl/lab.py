@@ -183,7 +183,7 @@ def draw_weights(model: ModelConfig) -> dict:
 def words_and_hidden(config: ModelConfig, base: dict, adapter: Adapter, stream: Stream) -> tuple:
     """All logits [N, V] and hidden states [N, D], each standing at the token that was read last."""
     hidden, _, _ = apply(config, base, adapter, stream)
-    return logits(base, hidden), hidden
+    return logits(config, base, hidden), hidden
 
 
 def prompts(count: int = 6, shortest: int = 10, longest: int = 16, seed: int = 0) -> list:
