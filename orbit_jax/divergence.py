@@ -90,12 +90,13 @@ def one_group_at_a_time(base: dict, plan: Plan, low: Contents) -> Iterator[tuple
             if leaf.kind == "Linear" and name in plan.weights:
                 part = dataclasses.replace(leaf, modules=modules, lead=(1, *leaf.lead[1:]))
                 parts.setdefault(plan.weights[name].group, []).append((path, layer, part))
+    widen = compiler.jit(dequantize, compiler.options("fast"), static_argnames=("dtype",))
     for group, members in parts.items():
         changed = {}
         for path, layer, part in members:
             stack = changed.get(path, _at(base, path))
             found = [piece for _, piece, _ in pieces(part, plan.scheme, low.refs)]
-            wide = jnp.stack([dequantize(piece, jnp.dtype(stack.format)) for piece in found])
+            wide = jnp.stack([widen(piece, dtype=jnp.dtype(stack.format)) for piece in found])
             bits = from_float(wide.reshape(*part.lead[1:], *part.shape)).codes
             changed[path] = stack.replace(codes=stack.codes.at[layer].set(bits))
         yield (

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 
+from orbit_jax import compile as compiler
 from orbit_jax import mesh
 from orbit_jax.adapters.adapter import Adapter, attach, fingerprint, is_named
 from orbit_jax.checkpoint.base import base_bytes
@@ -107,8 +108,9 @@ def load(config: Config, progress: Callable[[int, int], None] | None = None) -> 
     packed = base_bytes(base)
     copy = _wants_copy(config, base)
     if copy:
+        widen = compiler.jit(working_copy, compiler.options("fast"))
         base = jax.tree.map(
-            lambda q: working_copy(q) if isinstance(q, QTensor) else q,
+            lambda q: widen(q) if isinstance(q, QTensor) else q,
             base,
             is_leaf=lambda q: isinstance(q, QTensor),
         )
