@@ -128,12 +128,12 @@ def get_config(variant: str = "") -> ConfigDict:
     elif variant == "test":
         config.steps = 2
         config.sampler.prompts_per_step = 8
-        config.sampler.group_size = 4
+        config.sampler.group_size = 2
         config.ppo.token_buckets = (1.0,)
-        config.task.train_problems, config.task.heldout_problems = 64, 16
-        config.task.unseen_problems = 16
+        config.task.train_problems, config.task.heldout_problems = 64, 8
+        config.task.unseen_problems = 8
         config.evaluation.every_steps = 1
-        config.evaluation.problems = 16
+        config.evaluation.problems = 8
     elif variant:
         raise ValueError(f"tiny_moe has no variant {variant!r}: use gae, mesh8 or test")
     return config
