@@ -193,13 +193,14 @@ def slots(config: Config, frozen: Frozen) -> SamplerState:
 def facts(frozen: Frozen, state: TrainState) -> dict[str, str | int]:
     """What the run folder records about the base and the adapter."""
     params = jax.tree.leaves(state.policy.params)
+    mark = compiler.jit(fingerprint, compiler.options("fast"))
     return {
         "base_hash": frozen.hash,
         "base_bytes": frozen.packed_bytes,
         "working_copy_bytes": frozen.working_copy_bytes,
         "adapter_bytes": sum(p.nbytes for p in params),
         "adapter_parameters": sum(p.size for p in params),
-        "adapter_fingerprint": int(fingerprint(state.policy.params)),
+        "adapter_fingerprint": int(mark(state.policy.params)),
         "adapter_method": state.policy.methods,
         "mesh": f"{frozen.model.mesh.data}x{frozen.model.mesh.tensor}",
     }
