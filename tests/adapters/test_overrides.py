@@ -1,5 +1,7 @@
 """Methods of their own for some weights: one adapter, several ranks."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ OVERRIDES = (("experts.up_proj", EXPERTS), ("experts.down_proj", EXPERTS), ("dow
 TARGETS = ("q_proj", "up_proj", "down_proj")
 
 
+@functools.cache
 def base() -> dict:
     return toy.make_base(toy.MOE)
 
@@ -69,9 +72,9 @@ def test_an_override_that_names_no_adapted_weight_is_refused(target):
 def test_merging_follows_the_overrides():
     made = adapter()
     zeros = jax.tree.map(
-        lambda w: jnp.zeros(w.shape), base(), is_leaf=lambda w: hasattr(w, "shape")
+        lambda w: np.zeros(w.shape, np.float32), base(), is_leaf=lambda w: hasattr(w, "shape")
     )
-    merged = merge(made, zeros)["layers"][0]
+    merged = jax.jit(merge)(made, zeros)["layers"][0]
     params = made.params["layers"][0]
     for path, scale in ((("mlp", "experts", "down_proj"), 5.0), (("self_attn", "q_proj"), 2.0)):
         p, w = params, merged

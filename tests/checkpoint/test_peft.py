@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy
 
 from orbit_jax.adapters.adapter import Adapter, at, merge
 from orbit_jax.adapters.lora import LoRA
@@ -111,7 +112,7 @@ def forward(config: ModelConfig, base: dict, adapter: Adapter | None, tokens: np
     flat = (jnp.asarray(x.reshape(-1)) for x in (tokens, rows, positions))
     stream = Stream(*flat, num_rows=tokens.shape[0], num_slots=tokens.shape[1])
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=toy.QUICK)
     def run(base: dict, adapter: Adapter | None, stream: Stream) -> jax.Array:
         hidden, _, _ = apply(config, base, adapter, stream)
         return jax.nn.log_softmax(logits(base, hidden))

@@ -69,6 +69,7 @@ def folders(tmp_path_factory) -> tuple[Path, Path]:
     return source, merged
 
 
+@jax.jit
 def plain(tree: dict) -> dict:
     is_packed = lambda node: isinstance(node, QTensor)  # noqa: E731
     return jax.tree.map(

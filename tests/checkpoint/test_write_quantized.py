@@ -1,6 +1,7 @@
 """A plain checkpoint written in low bits: what other packages read in it, and what is refused."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import shutil
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy
 
 from orbit_jax.checkpoint.huggingface import load_base, open_base
 from orbit_jax.checkpoint.layout import layout
@@ -79,7 +81,7 @@ def test_logprobs_are_those_of_transformers_on_these_weights(name):
     flat = (jnp.asarray(x.reshape(-1)) for x in (tokens, rows, positions))
     stream = Stream(*flat, *tokens.shape)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=toy.QUICK)
     def run(base: dict, stream: Stream) -> jax.Array:
         return jax.nn.log_softmax(logits(base, apply(config, base, None, stream)[0]))
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy
 
 from orbit_jax.checkpoint.base import load_base
 from orbit_jax.model.config import ModelConfig
@@ -27,7 +28,7 @@ def reference_logprobs(config: ModelConfig, base: dict, tokens: np.ndarray) -> j
     flat = (jnp.asarray(x.reshape(-1)) for x in (tokens, rows, positions))
     stream = Stream(*flat, num_rows=num_rows, num_slots=num_slots)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=toy.QUICK)
     def run(base: dict, stream: Stream) -> jax.Array:
         hidden, _, _ = apply(config, base, None, stream)
         return jax.nn.log_softmax(logits(base, hidden))
