@@ -6,7 +6,7 @@ Commands:
       --config.base.path=/path/to/DeepSeek-R1 --config.task.jsonl=problems.jsonl
   python experiments/ppo_math.py --config configs/deepseek_r1.py:tiny
 Variants:
-  tiny    the same structure at laptop size, with random weights: MINUTES on two cores
+  tiny    the same structure at laptop size, with random weights: two minutes of CPU time
   tiny8   the same on eight simulated devices
 Needs: the checkpoint of deepseek-ai/DeepSeek-R1 (673 GB without the layer that guesses further
 tokens, which is not read), eight devices of 180 GB, problems as rows of {"prompt", "answer"}.

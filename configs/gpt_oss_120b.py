@@ -6,7 +6,7 @@ Commands:
       --config.base.path=/path/to/gpt-oss-120b --config.task.jsonl=problems.jsonl
   python experiments/ppo_math.py --config configs/gpt_oss_120b.py:tiny
 Variants:
-  tiny    the same structure at laptop size, with random weights: a minute on two cores
+  tiny    the same structure at laptop size, with random weights: a minute of CPU time
   tiny8   the same on eight simulated devices
 Needs: the checkpoint of openai/gpt-oss-120b (65 GB), problems as rows of {"prompt", "answer"}.
 Trains: 1,285,963,776 parameters (1.1%), 1,274,019,840 of them on experts.

@@ -6,7 +6,7 @@ Commands:
       --config.base.path=/path/to/Kimi-K2-Thinking --config.task.jsonl=problems.jsonl
   python experiments/ppo_math.py --config configs/kimi_k2.py:tiny
 Variants:
-  tiny    the same structure at laptop size, with random weights: under a minute on two cores
+  tiny    the same structure at laptop size, with random weights: two minutes of CPU time
   tiny8   the same on eight simulated devices
 Needs: the checkpoint of Kimi-K2-Thinking (594 GB; of K2.5 the language model is read), eight
 devices of 180 GB, problems as rows of {"prompt", "answer"}.

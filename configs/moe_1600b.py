@@ -10,7 +10,7 @@ Commands:
   python experiments/ppo_math.py --config configs/moe_1600b.py --config.task.jsonl=problems.jsonl
   python experiments/ppo_math.py --config configs/moe_1600b.py:tiny
 Variants:
-  tiny    the same structure at laptop size: MINUTES on two cores
+  tiny    the same structure at laptop size: a minute and a half of CPU time
   tiny8   the same on eight simulated devices
 Needs: eight devices of 180 GB for 836 GB of random weights.
 Trains: 494,980,352 parameters (0.032%), 479,723,520 of them on routed experts.

@@ -6,7 +6,7 @@ Commands:
       --config.base.path=/path/to/Qwen3-30B-A3B-FP8 --config.task.jsonl=problems.jsonl
   python experiments/ppo_math.py --config configs/qwen3_30b_a3b.py:tiny
 Variants:
-  tiny    the same structure at laptop size, with random weights: MINUTES on two cores
+  tiny    the same structure at laptop size, with random weights: a minute of CPU time
   tiny8   the same on eight simulated devices
 Needs: the checkpoint of Qwen/Qwen3-30B-A3B-FP8 (31 GB), problems as rows of
 {"prompt", "answer"}.
