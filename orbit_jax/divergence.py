@@ -145,8 +145,8 @@ def _kl(
     """KL at each token, `[N]`; every model has its own head."""
 
     def chunk(hidden: jax.Array, others: jax.Array) -> jax.Array:
-        p = jax.nn.log_softmax(logits(base, hidden))
-        q = jax.nn.log_softmax(logits(other, others))
+        p = jax.nn.log_softmax(logits(config, base, hidden))
+        q = jax.nn.log_softmax(logits(config, other, others))
         return (jnp.exp(p) * (p - q)).sum(axis=-1)
 
     return over_rows(chunk, min(config.head_chunk, hidden.shape[0]), hidden, others)

@@ -44,7 +44,7 @@ def test_a_model_does_not_diverge_from_itself(divergence):
 def test_it_is_the_mean_over_the_tokens_that_count(low):
     @functools.partial(jax.jit, static_argnums=0)
     def table(config: ModelConfig, base: dict, stream: Stream) -> jax.Array:
-        return jax.nn.log_softmax(logits(base, apply(config, base, None, stream)[0]))
+        return jax.nn.log_softmax(logits(config, base, apply(config, base, None, stream)[0]))
 
     passages = [Passage(np.arange(i, i + 16).tolist(), begin) for i, begin in ((0, 0), (30, 11))]
     every = []

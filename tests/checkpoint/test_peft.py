@@ -115,7 +115,7 @@ def forward(config: ModelConfig, base: dict, adapter: Adapter | None, tokens: np
     @functools.partial(jax.jit, compiler_options=toy.QUICK)
     def run(base: dict, adapter: Adapter | None, stream: Stream) -> jax.Array:
         hidden, _, _ = apply(config, base, adapter, stream)
-        return jax.nn.log_softmax(logits(base, hidden))
+        return jax.nn.log_softmax(logits(config, base, hidden))
 
     return np.asarray(run(base, adapter, stream)).reshape(*tokens.shape, -1)
 

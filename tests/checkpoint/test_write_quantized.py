@@ -83,7 +83,7 @@ def test_logprobs_are_those_of_transformers_on_these_weights(name):
 
     @functools.partial(jax.jit, compiler_options=toy.QUICK)
     def run(base: dict, stream: Stream) -> jax.Array:
-        return jax.nn.log_softmax(logits(base, apply(config, base, None, stream)[0]))
+        return jax.nn.log_softmax(logits(config, base, apply(config, base, None, stream)[0]))
 
     ours = run(base, stream).reshape(expected.shape)
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-4)

@@ -111,7 +111,7 @@ def run(
     config = dataclasses.replace(config, compute_dtype=dtype)
 
     def forward(base: dict, stream: Stream) -> jax.Array:
-        return jax.nn.log_softmax(logits(base, apply(config, base, None, stream)[0]))
+        return jax.nn.log_softmax(logits(config, base, apply(config, base, None, stream)[0]))
 
     program, found = compiler.jit(forward, compiler.options("fast")), []
     for prompt in prompts:

@@ -31,7 +31,7 @@ def reference_logprobs(config: ModelConfig, base: dict, tokens: np.ndarray) -> j
     @functools.partial(jax.jit, compiler_options=toy.QUICK)
     def run(base: dict, stream: Stream) -> jax.Array:
         hidden, _, _ = apply(config, base, None, stream)
-        return jax.nn.log_softmax(logits(base, hidden))
+        return jax.nn.log_softmax(logits(config, base, hidden))
 
     return run(base, stream).reshape(*tokens.shape, -1)
 

@@ -47,7 +47,7 @@ def forward(config: ModelConfig, base: dict, tokens: np.ndarray) -> tuple[jax.Ar
     @jax.jit
     def run(base: dict, stream: Stream) -> tuple[jax.Array, jax.Array]:
         hidden, _, load = apply(config, base, None, stream)
-        return jax.nn.log_softmax(logits(base, hidden)), load
+        return jax.nn.log_softmax(logits(config, base, hidden)), load
 
     logprobs, load = run(base, stream)
     return logprobs.reshape(*tokens.shape, -1), load
