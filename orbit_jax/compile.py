@@ -27,6 +27,10 @@ _CPU: Options = {
 }
 _GPU: Options = {
     "xla_allow_excess_precision": False,
+    # It would widen weights, and make zeros as large as all gradients, ahead of a loop.
+    "xla_disable_hlo_passes": (
+        "while-loop-invariant-code-motion,while-loop-expensive-invariant-code-motion"
+    ),
     # Of a merged dot it may find no tiles and give up, where the library's kernels are there.
     "xla_gpu_enable_triton_gemm": False,
 }

@@ -8,7 +8,9 @@ numbers are those of one device.
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
+from orbit_jax.adapters.adapter import Adapter
 from orbit_jax.model.config import MeshShape
 from orbit_jax.model.stream import Stream
 
@@ -103,6 +105,29 @@ def columns_to_tokens(shape: MeshShape, y: jax.Array) -> jax.Array:
 def pick_own_tokens(shape: MeshShape, x: jax.Array) -> jax.Array:
     """Own tokens `[N/t, D]` of `[N, D]`, of which one device has each row and the others zeros."""
     return lax.psum_scatter(x, "tensor", tiled=True) if shape.tensor > 1 else x
+
+
+@jax.named_scope("adapter")
+def gather_adapter(adapter: Adapter, stored: Adapter, read: Adapter) -> Adapter:
+    """A layer's parameters as it reads them, out of this device's parts.
+
+    `stored` and `read` are the partition specs of both, of the stacks. The gradient comes back as
+    the sum that each device stores.
+    """
+
+    def gather(leaf: jax.Array, has: PartitionSpec, wants: PartitionSpec) -> jax.Array:
+        for dim, axes in enumerate(has[1:]):
+            kept = wants[dim + 1] if dim + 1 < len(wants) else None
+            more = tuple(a for a in as_axes(axes) if a not in as_axes(kept))
+            leaf = lax.all_gather(leaf, more, axis=dim, tiled=True) if more else leaf
+        return leaf
+
+    return jax.tree.map(gather, adapter, stored, read)
+
+
+def as_axes(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The axes that one dimension of a partition spec names."""
+    return (axes,) if isinstance(axes, str) else tuple(axes or ())
 
 
 @jax.named_scope("routing")

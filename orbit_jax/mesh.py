@@ -25,6 +25,7 @@ from jax.sharding import (
 )
 
 from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter, is_named
+from orbit_jax.exchange import as_axes
 from orbit_jax.model.attention import Cache
 from orbit_jax.model.config import MeshShape, ModelConfig
 from orbit_jax.quant.qtensor import QTensor, Unstacked
@@ -135,7 +136,7 @@ def base_specs(base: dict) -> dict:
 
 
 def adapter_specs(adapter: Adapter | None) -> Adapter | None:
-    """Where a forward pass reads an adapter's parameters: where their weights lie."""
+    """Where a layer reads an adapter's parameters: where their weights lie."""
     if adapter is None:
         return None
 
@@ -150,16 +151,16 @@ def adapter_specs(adapter: Adapter | None) -> Adapter | None:
 def stored_specs(shape: MeshShape, adapter: Adapter | None) -> Adapter | None:
     """Where an adapter is kept, with its moments: also over the axes that `adapter_specs` leaves.
 
-    A forward pass gathers what it reads; nothing that is trained lies on two devices (ZeRO,
-    Rajbhandari et al., 2020), unless it does not divide.
+    Nothing that is trained lies on two devices (ZeRO, Rajbhandari et al., 2020), unless it does not
+    divide. In training a layer gathers what it reads, a sampler does so once.
     """
 
     def spread(spec: P, leaf: jax.Array) -> P:
-        parts = [_axes(axes) for axes in itertools.chain(spec, [None] * (leaf.ndim - len(spec)))]
+        parts = [as_axes(axes) for axes in itertools.chain(spec, [None] * (leaf.ndim - len(spec)))]
         for axis in (axis for axis in DEVICES if axis not in sum(parts, ())):
             cut = [math.prod(getattr(shape, a) for a in axes) for axes in parts]
             held = [n // parts_of for n, parts_of in zip(leaf.shape, cut, strict=True)]
-            fits = [i for i, n in enumerate(held) if n % getattr(shape, axis) == 0]
+            fits = [i for i, n in enumerate(held) if i and n % getattr(shape, axis) == 0]
             if fits:
                 widest = max(fits, key=held.__getitem__)
                 parts[widest] = (*parts[widest], axis)
@@ -171,7 +172,7 @@ def stored_specs(shape: MeshShape, adapter: Adapter | None) -> Adapter | None:
 
 @jax.named_scope("adapter")
 def gathered(config: ModelConfig, adapter: Adapter | None) -> Adapter | None:
-    """Inside a jit: an adapter as a forward pass reads it, from the parts that are stored."""
+    """Inside a jit: an adapter as layers read it, out of the parts that are stored."""
     return constrain(config, adapter, adapter_specs(adapter))
 
 
@@ -219,7 +220,7 @@ def weight_sharding(
     names = tuple(name for name in path.split(".") if name not in _FIELDS)
     spec = field_spec(weight_spec(names), shape)
     for size, axes in zip(shape, spec, strict=False):
-        parts = math.prod(mesh.shape[axis] for axis in _axes(axes))
+        parts = math.prod(mesh.shape[axis] for axis in as_axes(axes))
         if size % parts:
             raise ValueError(
                 f"mesh={config.mesh.data}x{config.mesh.tensor} does not divide {path} of shape "
@@ -231,10 +232,6 @@ def weight_sharding(
 def field_spec(spec: P, shape: tuple[int, ...]) -> P:
     """A weight's spec for one of its fields: what all rows share, each device has."""
     return P(*(None if n == 1 else axes for n, axes in zip(shape, spec, strict=False)))
-
-
-def _axes(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return (axes,) if isinstance(axes, str) else tuple(axes or ())
 
 
 def constrain(config: ModelConfig, tree, specs):

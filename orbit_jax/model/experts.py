@@ -158,16 +158,18 @@ def _backward(config: ModelConfig, residual: tuple, g: jax.Array) -> tuple:
         more, moves = back_inner(tuple(moves))
         change = jax.tree.map(jnp.add, change, more)
         changes = jax.tree.map(functools.partial(_add, expert), changes, change)
-        return _put(moved, assignment, moves), _put(slopes, assignment, slope), changes
+        # No expert has a token twice.
+        moves = moves.astype(jnp.float32)
+        moved = moved.at[assignment // k].add(moves, mode="drop", unique_indices=True)
+        return moved, _put(slopes, assignment, slope), changes
 
     carry = (
-        jnp.zeros((n * k, x.shape[1]), x.dtype),
+        jnp.zeros((n, x.shape[1]), jnp.float32),
         jnp.zeros(n * k, jnp.float32),
         jax.tree.map(jnp.zeros_like, (adapter, trained)),
     )
     moved, slopes, (of_adapter, of_trained) = lax.fori_loop(0, blocks.used, turn, carry)
-    moved = moved.reshape(n, k, -1).astype(jnp.float32).sum(axis=1).astype(x.dtype)
-    slopes = slopes.reshape(n, k)
+    moved, slopes = moved.astype(x.dtype), slopes.reshape(n, k)
     moved, slopes = (exchange.sum_to_shards(config.mesh, y) for y in (moved, slopes))
     return of_adapter, of_trained, None, None, moved, None, slopes
 

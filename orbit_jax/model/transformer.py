@@ -6,7 +6,7 @@ model that leaves two thirds of the error of a bf16 stream, for two more bytes a
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,8 @@ def apply(
     Args:
       config: static.
       base: the frozen weights (see `checkpoint/huggingface.py` for the tree).
-      adapter: None is the base itself.
+      adapter: None is the base itself. On a mesh as `mesh.adapter_specs` says, or without a cache,
+        in training, in the parts that are stored.
       stream: tokens with rows and positions; with more than one data shard, part i of the stream
         holds only rows of shard i, and with a cache only those of device i.
       cache: keys and values of earlier tokens, extended in place; None in training, where the
@@ -48,22 +49,28 @@ def apply(
       hidden `[N, D]` after the final norm, in the compute dtype; the cache; and the number of
       tokens that chose each expert, `[sparse layers, E]` int32.
     """
-    forward = functools.partial(_forward, config)
+    read = mesh.adapter_specs(adapter)
+    held = mesh.stored_specs(config.mesh, adapter) if cache is None else read
+    forward = functools.partial(_forward, config, (held, read))
     if config.mesh.size > 1:
         caches, rows = mesh.cache_specs(cache), mesh.row_specs(stream)
-        specs = (mesh.base_specs(base), mesh.adapter_specs(adapter), rows, caches)
+        specs = (mesh.base_specs(base), held, rows, caches)
         forward = mesh.per_device(forward, config, specs, (P("data"), caches, P()))
     return forward(base, adapter, stream, cache)
 
 
 def _forward(
     config: ModelConfig,
+    placed: tuple[Adapter | None, Adapter | None],
     base: dict,
     adapter: Adapter | None,
     stream: Stream,
     cache: Cache | None,
 ) -> tuple[jax.Array, Cache | None, jax.Array]:
-    """`apply` on one device, or on one device's part inside `shard_map`."""
+    """`apply` on one device, or on one device's part inside `shard_map`.
+
+    `placed` are the partition specs of the adapter as it comes and as layers read it.
+    """
     shape, dtype = config.mesh, jnp.dtype(config.compute_dtype)
     stream = exchange.local_stream(shape, stream)
     # A device attends from its part of the tokens: over keys of its own rows where they are cached,
@@ -78,12 +85,14 @@ def _forward(
     for i, (sparse, count) in enumerate(config.stacks):
         # The stack is closed over and indexed by layer, not scanned: a scan would copy each layer's
         # packed weights out of it, all experts included.
+        of_stack, *specs = (
+            tree and tree.replace(params=tree.params["layers"][i]) for tree in (adapter, *placed)
+        )
         body = functools.partial(
-            _layer, config, base["layers"][i], sparse, stream, keyed, layout, rope, first
+            _layer, config, base["layers"][i], sparse, specs, stream, keyed, layout, rope, first
         )
         body = jax.checkpoint(body, prevent_cse=False) if config.remat else body
-        params = adapter.replace(params=adapter.params["layers"][i]) if adapter else None
-        (hidden, cache), load = lax.scan(body, (hidden, cache), (jnp.arange(count), params))
+        (hidden, cache), load = lax.scan(body, (hidden, cache), (jnp.arange(count), of_stack))
         first += count
         if sparse:
             loads.append(load)
@@ -100,6 +109,7 @@ def _layer(
     config: ModelConfig,
     weights: dict,
     sparse: bool,
+    specs: Sequence[Adapter | None],
     stream: Stream,
     keyed: Stream,
     layout: Layout,
@@ -113,8 +123,10 @@ def _layer(
     `first` is the number of layers before this stack, `keyed` the tokens whose keys and values this
     device attends over. Of the residual stream, a device of a mesh has its own tokens.
     """
-    (hidden, cache), (layer, adapter) = carry, xs
-    block, shape = Module(config, weights, layer, adapter), config.mesh
+    (hidden, cache), (layer, adapter), shape = carry, xs, config.mesh
+    if adapter is not None and shape.size > 1:
+        adapter = exchange.gather_adapter(adapter, *specs)
+    block = Module(config, weights, layer, adapter)
     attention, mlp = block.below("self_attn"), block.below("mlp")
     dtype = jnp.dtype(config.compute_dtype)
 

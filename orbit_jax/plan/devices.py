@@ -20,7 +20,8 @@ class Device:
       network_bytes_per_second: to other nodes, in each direction.
       host_link_bytes_per_second: to the memory of its host (PCIe), in each direction.
       host_memory_bytes: of a node, for all its devices together; so `disk_bytes`.
-      cores: streaming multiprocessors.
+      cores: streaming multiprocessors; clock_ghz: theirs at most. Without it the compiler's cost
+        model would fuse next to nothing.
       l2_bytes: of the cache that they share.
       compute_capability: such as `(10, 0)`.
     """
@@ -35,6 +36,7 @@ class Device:
     host_memory_bytes: int
     disk_bytes: int
     cores: int
+    clock_ghz: float
     l2_bytes: int
     compute_capability: tuple[int, int]
 
@@ -53,6 +55,7 @@ gpu_device_info {{
   threads_per_core_limit: 2048
   fpus_per_core: 128
   core_count: {self.cores}
+  clock_rate_ghz: {self.clock_ghz}
   shared_memory_per_block: 49152
   shared_memory_per_block_optin: 232448
   shared_memory_per_core: 233472
@@ -117,6 +120,7 @@ _TABLE = (
         link_bytes_per_second=450e9,
         network_bytes_per_second=50e9,
         cores=132,
+        clock_ghz=1.98,
         l2_bytes=52_428_800,
         compute_capability=(9, 0),
         **_HOST,
@@ -130,6 +134,7 @@ _TABLE = (
         link_bytes_per_second=450e9,
         network_bytes_per_second=50e9,
         cores=132,
+        clock_ghz=1.98,
         l2_bytes=52_428_800,
         compute_capability=(9, 0),
         **_HOST,
@@ -144,6 +149,7 @@ _TABLE = (
         link_bytes_per_second=900e9,
         network_bytes_per_second=50e9,
         cores=148,
+        clock_ghz=1.965,
         l2_bytes=132_644_864,
         compute_capability=(10, 0),
         **_HOST,
@@ -160,6 +166,7 @@ _TABLE = (
         link_bytes_per_second=900e9,
         network_bytes_per_second=100e9,
         cores=148,
+        clock_ghz=1.965,
         l2_bytes=135_528_448,
         compute_capability=(10, 3),
         **_HOST,

@@ -59,10 +59,15 @@ def _row_stable_backward(over: int, residual: tuple[jax.Array, jax.Array], g: ja
     x, w = residual
     g = g.astype(x.dtype)
     of_w = contract(g, x, (0, 0)) if over else contract(x, g, (0, 0))
-    return contract(g, w, (1, 1 - over)).astype(x.dtype), of_w.astype(w.dtype)
+    return _rounded_now(contract(g, w, (1, 1 - over)), x.dtype), of_w.astype(w.dtype)
 
 
 _row_stable.defvjp(lambda x, w, over: (_row_stable(x, w, over), (x, w)), _row_stable_backward)
+
+
+def _rounded_now(moved: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """A cotangent in its dtype. Several of one x would wait for their sum in f32 otherwise."""
+    return lax.optimization_barrier(moved.astype(dtype))
 
 
 def contract(a: jax.Array, b: jax.Array, dims: tuple[int, int]) -> jax.Array:
@@ -100,7 +105,7 @@ def _backward(residual: tuple, g: jax.Array) -> tuple:
     x, q, index = residual
     g = g.astype(x.dtype)
     moved = _with_weight(lambda g, w: contract(g, w, (1, 0)), g, q, index)
-    return moved.astype(x.dtype), None, None
+    return _rounded_now(moved, x.dtype), None, None
 
 
 _frozen_matmul.defvjp(_forward, _backward)

@@ -153,9 +153,11 @@ def ppo_step(
         changes, _ = optimizer.update(grads, moments, params)
         after = optax.apply_updates(params, changes)
         ok &= jnp.isfinite(optax.tree.norm(grads)) & jnp.isfinite(optax.tree.norm(after))
-        sizes = group_norms(jax.tree.map(lambda change: jnp.where(ok, change, 0.0), changes))
         sizes = {
-            name: sizes[name] / jnp.maximum(n, 1e-12) for name, n in group_norms(params).items()
+            name: jnp.where(ok, moved / jnp.maximum(size, 1e-12), 0.0)
+            for (name, moved), size in zip(
+                group_norms(changes).items(), group_norms(params).values(), strict=True
+            )
         }
         # Behind the barrier all of it is made again, instead of being kept until `ok` is known.
         ok, grads, moments, params = lax.optimization_barrier((ok, grads, moments, params))
@@ -306,7 +308,6 @@ def _forward(
 
     They are 0 where not `scored` (see `Batch`; None scores all).
     """
-    adapter = mesh.gathered(config.model, adapter)
     hidden, _, load = apply(config.model, base, adapter, stream)
     # Rows are contiguous: the target of a token is its right neighbour, and what was computed for
     # it moves right by one.
@@ -327,8 +328,7 @@ def _values(
     config: StepConfig, base: dict, critic: Critic, stream: Stream
 ) -> tuple[jax.Array, jax.Array]:
     """The critic's value before each token and after it, both [N] f32."""
-    adapter = mesh.gathered(config.model, critic.adapter)
-    hidden, _, _ = apply(config.model, base, adapter, stream)
+    hidden, _, _ = apply(config.model, base, critic.adapter, stream)
     after = dot(hidden, critic.head[None].astype(hidden.dtype))[:, 0]
     return jnp.roll(after, 1), after
 
