@@ -26,7 +26,7 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
 from orbit_jax import mesh  # noqa: E402
-from orbit_jax.checkpoint import placing  # noqa: E402
+from orbit_jax.checkpoint import placing, rehearsal  # noqa: E402
 from orbit_jax.checkpoint.base import base_bytes  # noqa: E402
 from orbit_jax.checkpoint.source import Rehearsal, Source, source_of  # noqa: E402
 from orbit_jax.model.config import MeshShape, ModelConfig  # noqa: E402
@@ -44,7 +44,12 @@ def source(folder: str) -> Source:
 def on_mesh(folder: str, on_device: bool) -> tuple[ModelConfig, dict]:
     config = dataclasses.replace(source(folder).config(), mesh=MeshShape(2, 4))
     sharding = functools.partial(mesh.weight_sharding, config)
-    return config, source(folder).load(placing.Placement(sharding, on_device=on_device))
+    base = source(folder).load(placing.Placement(sharding, on_device=on_device))
+    if isinstance(source(folder), Rehearsal):
+        facts = lambda x: (x.shape, x.dtype, x.sharding)  # noqa: E731
+        expected = rehearsal.abstract_base(folder, sharding)[1]
+        assert jax.tree.map(facts, base) == jax.tree.map(facts, expected)
+    return config, base
 
 
 def memory(folder: str, where: str) -> dict:
