@@ -26,12 +26,13 @@ from orbit_jax.plan import compiler, picture
 from orbit_jax.plan.adapter_only import adapter_only
 from orbit_jax.plan.devices import find
 from orbit_jax.plan.full_parameters import PRECISIONS, full_parameters
-from orbit_jax.plan.plan import Plan, make_plan, trained_parameters
+from orbit_jax.plan.plan import Plan, check_count, make_plan
 from orbit_jax.plan.programs import arguments
 from orbit_jax.plan.recommendation import recommendation
 from orbit_jax.plan.search import Setting, largest
 from orbit_jax.plan.times import Times
 from orbit_jax.plan.workload import Workload
+from orbit_jax.rl.train_state import trained_parameters
 from orbit_jax.runs.cli import main
 
 FLAGS = flags.FLAGS
@@ -47,11 +48,7 @@ flags.DEFINE_float("disk", 5e9, "bytes per second that a checkpoint is read at")
 def run(config: Config) -> int:
     """Prints the plan and writes it; 1 if the run does not fit, else 0."""
     device = find(FLAGS.device)
-    if FLAGS.count not in (0, config.mesh.size):
-        raise ValueError(
-            f"--count={FLAGS.count}: the config's mesh={config.mesh.data}x{config.mesh.tensor} has "
-            f"{config.mesh.size} devices: set --config.mesh.data and --config.mesh.tensor to match"
-        )
+    check_count(config, FLAGS.count)
     compiler.set_up(config.mesh.size)
     console = Console(width=100)
     given = arguments(config, compiler.devices_of(device, config.mesh.size))

@@ -23,11 +23,18 @@ from orbit_jax.checkpoint.source import Source, source_of
 from orbit_jax.checkpoint.tokenizer import Tokenizer
 from orbit_jax.config import Config
 from orbit_jax.model.config import MeshShape, ModelConfig
+from orbit_jax.model.init import init_weights
+from orbit_jax.plan.estimate import Estimate, estimate
 from orbit_jax.quant.qtensor import QTensor, working_copy
 from orbit_jax.rl import sampler
-from orbit_jax.rl.batch import token_buckets
 from orbit_jax.rl.sampler import SamplerState
-from orbit_jax.rl.train_state import Critic, TrainState, init_state, state_specs
+from orbit_jax.rl.train_state import (
+    Critic,
+    TrainState,
+    init_state,
+    state_specs,
+    trained_parameters,
+)
 
 _ROOMY = 0.5  # of the free memory: an estimate below it needs no closer look
 
@@ -209,14 +216,13 @@ def facts(frozen: Frozen, state: TrainState) -> dict[str, str | int]:
 def memory_sentence(config: Config, frozen: Frozen) -> str:
     """For the log: what a run needs by estimate, and whether layers are made again."""
     memory, model = _estimate(config, frozen.model), frozen.model
-    layers = 1 if model.remat else model.num_layers
     how = "made again layer by layer" if model.remat else "kept"
     copy = frozen.working_copy_bytes
     base = _megabytes(frozen.packed_bytes) + (f" (working copy {_megabytes(copy)})" if copy else "")
     return (
-        f"memory, by estimate: base {base}, cache {_megabytes(memory.cache)}, activations "
-        f"{_megabytes(memory.total(layers) - memory.total(0))} for the backward pass, {how} "
-        f"(ppo.remat={config.ppo.remat})"
+        f"memory, by estimate: base {base}; of each device adapters and moments "
+        f"{_megabytes(memory.adapters)}, cache {_megabytes(memory.cache)}, activations "
+        f"{_megabytes(memory.ppo_step)} for the backward pass, {how} (ppo.remat={config.ppo.remat})"
     )
 
 
@@ -247,54 +253,32 @@ def _wants_copy(config: Config, base: dict) -> bool:
     return widened <= config.base.working_copy_share * _free_bytes()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Memory:
-    """What a run needs by a closed form, in bytes over all devices."""
-
-    base: int
-    cache: int
-    layer: int  # activations that the backward pass of one layer reads, of one micro-batch
-    logits: int
-
-    def total(self, layers: int) -> int:
-        return self.base + self.cache + layers * self.layer + self.logits
-
-
-def _estimate(config: Config, model: ModelConfig) -> _Memory:
-    item = 2  # bf16
-    positions = config.decoded_rows * config.num_slots
-    # A latent is key and value at once.
-    per_position = (1 if model.latent else 2) * model.num_kv_heads * model.head_dim * item
-    # What one layer's backward pass keeps, per token: inputs and outputs of its matmuls.
-    width = 6 * model.hidden_size + 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
-    experts = model.top_k * model.expert_size if any(model.sparse) else 0
-    width += 4 * max(experts, 0 if all(model.sparse) else model.intermediate_size)
-    return _Memory(
-        base=_source(config).nbytes(),
-        cache=per_position * model.num_layers * positions,
-        layer=token_buckets(config)[-1].tokens * width * item,
-        logits=4 * 4 * model.head_chunk * model.vocab_size,  # f32, with what its gradient needs
-    )
+def _estimate(config: Config, model: ModelConfig) -> Estimate:
+    shapes = jax.eval_shape(functools.partial(init_weights, model), jax.random.key(0))
+    state = jax.eval_shape(functools.partial(initial_state, config, model, shapes))
+    base = -(-_source(config).nbytes() // model.mesh.size)
+    return estimate(config, model, base, trained_parameters(state))
 
 
 def _with_remat(config: Config, model: ModelConfig) -> ModelConfig:
     """Decides on `ppo.remat`, and refuses what, with it, exceeds the free memory."""
-    memory, free = _estimate(config, model), _free_bytes() * model.mesh.size
-    if config.mesh.simulate:
-        free //= model.mesh.size  # simulated devices share the host's memory
-    kept = memory.total(model.num_layers)
-    remat = {"always": True, "never": False, "auto": kept > _ROOMY * free}[config.ppo.remat]
-    needed = memory.total(1) if remat else kept
-    if needed > free:
+    # Simulated devices share the host's memory.
+    free = _free_bytes() // (model.mesh.size if config.mesh.simulate else 1)
+    kept, again = (dataclasses.replace(model, remat=remat) for remat in (False, True))
+    tight = _estimate(config, kept).total > _ROOMY * free
+    model = {"always": again, "never": kept, "auto": again if tight else kept}[config.ppo.remat]
+    memory = _estimate(config, model)
+    if memory.total > free:
         raise ValueError(
             f"config.sampler: {config.decoded_rows} rows of {config.num_slots} positions and "
             f"micro-batches of {config.rows // config.ppo.micro_batches} rollouts need about "
-            f"{needed / 1e9:.1f} GB (base {memory.base / 1e9:.1f}, cache {memory.cache / 1e9:.1f}, "
-            f"activations {(needed - memory.total(0)) / 1e9:.1f}), {free / 1e9:.1f} GB are free: "
-            "raise ppo.micro_batches, lower sampler.slots, prompts_per_step, group_size or the "
-            "token limits, or leave ppo.remat to 'auto'"
+            f"{memory.total / 1e9:.1f} GB of each device (base {memory.base / 1e9:.1f}, adapters "
+            f"{memory.adapters / 1e9:.1f}, cache {memory.cache / 1e9:.1f}, temporaries "
+            f"{memory.temporaries / 1e9:.1f}), {free / 1e9:.1f} GB are free: raise "
+            "ppo.micro_batches, lower sampler.slots, prompts_per_step, group_size or the token "
+            "limits, or leave ppo.remat to 'auto'; experiments/plan.py says how far each may go"
         )
-    return dataclasses.replace(model, remat=remat)
+    return model
 
 
 def _megabytes(count: int) -> str:

@@ -1,5 +1,6 @@
 """What is decided before a run: base, adapters, whether its batch fits and layers are kept."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -17,13 +18,14 @@ def loaded(monkeypatch, free_bytes: float, **ppo) -> tuple[Config, startup.Froze
     return config, startup.load(config)
 
 
-def needed(monkeypatch, layers: int) -> int:
+def needed(monkeypatch, *, remat: bool) -> int:
     config, frozen = loaded(monkeypatch, 1e12)
-    return startup._estimate(config, frozen.model).total(layers)
+    model = dataclasses.replace(frozen.model, remat=remat)
+    return startup._estimate(config, model).total
 
 
 def test_layers_are_kept_where_there_is_room_and_made_again_where_not(monkeypatch):
-    roomy = needed(monkeypatch, layers=3) / startup._ROOMY
+    roomy = needed(monkeypatch, remat=False) / startup._ROOMY
     config, frozen = loaded(monkeypatch, roomy + 1)
     assert not frozen.model.remat
     assert "for the backward pass, kept" in startup.memory_sentence(config, frozen)
@@ -34,12 +36,12 @@ def test_layers_are_kept_where_there_is_room_and_made_again_where_not(monkeypatc
 
 def test_the_config_may_decide_on_remat_itself(monkeypatch):
     assert loaded(monkeypatch, 1e12, remat="always")[1].model.remat
-    tight = needed(monkeypatch, layers=3) + 1
+    tight = needed(monkeypatch, remat=False) + 1
     assert not loaded(monkeypatch, tight, remat="never")[1].model.remat
 
 
 def test_a_batch_that_does_not_fit_is_refused_before_loading(monkeypatch):
-    too_little = needed(monkeypatch, layers=1) - 1
+    too_little = needed(monkeypatch, remat=True) - 1
     with pytest.raises(ValueError, match=r"need about .* GB are free: raise ppo.micro_batches"):
         loaded(monkeypatch, too_little)
 

@@ -27,9 +27,14 @@ class Estimate:
     ppo_step: int
 
     @property
+    def temporaries(self) -> int:
+        """Of the larger program."""
+        return max(self.sample, self.ppo_step)
+
+    @property
     def total(self) -> int:
         """What the run needs at its widest."""
-        return self.base + self.adapters + self.cache + max(self.sample, self.ppo_step)
+        return self.base + self.adapters + self.cache + self.temporaries
 
 
 def estimate(config: Config, model: ModelConfig, base_bytes: int, trained: int) -> Estimate:
@@ -67,18 +72,14 @@ def _kept_width(model: ModelConfig) -> int:
 
 def _layer(model: ModelConfig, tokens: float) -> float:
     """What one layer has at one time, of `tokens` over all data shards."""
-    shape, here = model.mesh, tokens / model.mesh.data
+    here = tokens / model.mesh.data
     gathered = here * model.hidden_size * _BF16
     inner = 0 if all(model.sparse) else model.intermediate_size
     dense = 2 * here * max(inner, model.shared_size, model.num_heads * model.head_dim) * _BF16
     if not any(model.sparse):
         return 2 * gathered + dense
-    held = model.num_experts // shape.size
-    # A block of each expert may be part empty; all choices may be of experts on one device.
-    size = min(model.expert_block, max(16, tokens * model.top_k / max(held, 1)))
-    rows = tokens * model.top_k + held * size
-    slots = tokens * model.top_k
-    return 2 * gathered + max(dense, (rows + slots) * model.hidden_size * _BF16)
+    # A slot for each choice of all tokens, on every device: its experts may be the chosen ones.
+    return 2 * gathered + max(dense, tokens * model.top_k * model.hidden_size * _BF16)
 
 
 def _head(model: ModelConfig) -> float:

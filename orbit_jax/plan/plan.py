@@ -16,8 +16,7 @@ from orbit_jax.plan.programs import Arguments, compile_programs
 from orbit_jax.plan.stacks import Stack, stacks
 from orbit_jax.plan.times import Times, predict
 from orbit_jax.plan.traffic import collectives, summary
-from orbit_jax.rl import train_state
-from orbit_jax.rl.train_state import TrainState
+from orbit_jax.rl.train_state import trained_parameters
 
 USABLE = 0.94  # of a device's memory: its runtime, libraries and fragments take the rest
 _SMALLEST_STACK = 1 << 30  # bytes of a weight that is watched for copies
@@ -113,6 +112,15 @@ class Plan:
         }
 
 
+def check_count(config: Config, count: int) -> None:
+    """Refuses a number of devices (0 for any) that is not that of the config's mesh."""
+    if count not in (0, config.mesh.size):
+        raise ValueError(
+            f"count={count}: the config's mesh={config.mesh.data}x{config.mesh.tensor} has "
+            f"{config.mesh.size} devices: set --config.mesh.data and --config.mesh.tensor to match"
+        )
+
+
 def make_plan(
     config: Config, device: Device, given: Arguments, *, compile_them: bool = True
 ) -> Plan:
@@ -154,9 +162,3 @@ def _large_stacks(given: Arguments) -> Sequence[jax.ShapeDtypeStruct]:
         for leaf in jax.tree.leaves(given.base["layers"])
         if memory.device_bytes(leaf) >= _SMALLEST_STACK
     ]
-
-
-def trained_parameters(state: TrainState) -> int:
-    """Of policy and critic together."""
-    trained = train_state.trainable(state.policy, state.critic)
-    return sum(leaf.size for leaf in jax.tree.leaves(trained))

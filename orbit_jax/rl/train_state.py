@@ -1,5 +1,7 @@
 """What training moves: the policy's adapter, the critic's, and the optimiser's moments."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -91,6 +93,12 @@ def trainable(policy: Adapter, critic: Critic | None) -> dict:
     if critic is not None:
         params["critic"] = {"adapter": critic.adapter.params, "head": critic.head}
     return params
+
+
+def trained_parameters(state: TrainState) -> int:
+    """Of policy and critic together."""
+    leaves = jax.tree.leaves(trainable(state.policy, state.critic))
+    return sum(math.prod(leaf.shape) for leaf in leaves)
 
 
 def _names(path: tuple) -> tuple:
