@@ -36,10 +36,9 @@ NOT_COMPARED = ("seconds/step", "tokens_per_second", "heldout/")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def compiled_once(tmp_path_factory):
+def compiled_once(compiled_programs):
     """Every run makes its programs anew; this lets them share what XLA made of them."""
-    cache = tmp_path_factory.mktemp("jax_cache")
-    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_compilation_cache_dir", str(compiled_programs))
     yield
     jax.config.update("jax_compilation_cache_dir", None)
 
