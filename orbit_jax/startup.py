@@ -76,6 +76,12 @@ def set_up_jax(config: Config) -> None:
         ) from error
 
 
+@functools.cache
+def _compiled(fn: Callable) -> compiler.Program:
+    """`fn` as one program for each shape, made once a process: op by op, start-up takes longer."""
+    return compiler.jit(fn, compiler.options("fast"))
+
+
 def load(config: Config, progress: Callable[[int, int], None] | None = None) -> Frozen:
     """Loads the base onto the mesh and checks that the run's slots fit the memory.
 
@@ -115,9 +121,9 @@ def load(config: Config, progress: Callable[[int, int], None] | None = None) -> 
     packed = base_bytes(base)
     copy = _wants_copy(config, base)
     if copy:
-        widen = compiler.jit(working_copy, compiler.options("fast"))
+        widened = _compiled(working_copy)
         base = jax.tree.map(
-            lambda q: widen(q) if isinstance(q, QTensor) else q,
+            lambda q: widened(q) if isinstance(q, QTensor) else q,
             base,
             is_leaf=lambda q: isinstance(q, QTensor),
         )
@@ -200,14 +206,13 @@ def slots(config: Config, frozen: Frozen) -> SamplerState:
 def facts(frozen: Frozen, state: TrainState) -> dict[str, str | int]:
     """What the run folder records about the base and the adapter."""
     params = jax.tree.leaves(state.policy.params)
-    mark = compiler.jit(fingerprint, compiler.options("fast"))
     return {
         "base_hash": frozen.hash,
         "base_bytes": frozen.packed_bytes,
         "working_copy_bytes": frozen.working_copy_bytes,
         "adapter_bytes": sum(p.nbytes for p in params),
         "adapter_parameters": sum(p.size for p in params),
-        "adapter_fingerprint": int(mark(state.policy.params)),
+        "adapter_fingerprint": int(_compiled(fingerprint)(state.policy.params)),
         "adapter_method": state.policy.methods,
         "mesh": f"{frozen.model.mesh.data}x{frozen.model.mesh.tensor}",
     }

@@ -44,7 +44,7 @@ def forward(config: ModelConfig, base: dict, tokens: np.ndarray) -> tuple[jax.Ar
     flat = (jnp.asarray(x.reshape(-1)) for x in (tokens, rows, positions))
     stream = Stream(*flat, num_rows=num_rows, num_slots=num_slots)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=toy.QUICK)
     def run(base: dict, stream: Stream) -> tuple[jax.Array, jax.Array]:
         hidden, _, load = apply(config, base, None, stream)
         return jax.nn.log_softmax(logits(config, base, hidden)), load
