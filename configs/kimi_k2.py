@@ -29,7 +29,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.ppo.kl_coefficient = 1e-3
 
     config.adapter.overrides = (  # each of 384 experts has a pair of its own: rank 16 is 10 G
-        "experts.gate_proj:2",
+        "experts.gate_proj:1",
         "experts.up_proj:2",
         "experts.down_proj:2",
     )

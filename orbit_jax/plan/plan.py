@@ -1,8 +1,8 @@
 """The plan of a run: memory, traffic and time of each device, before any weight is loaded."""
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import jax
 
@@ -130,7 +130,7 @@ def make_plan(
     plan = Plan(
         config=config,
         device=device,
-        model=count(given.model, config.experiment, total),
+        model=count(given.model, Path(config.base.path).name, total),
         source="estimate",
         parts=held,
         guess=estimate(config, given.model, held["base"], trained_parameters(given.state)),
@@ -155,10 +155,8 @@ def make_plan(
     )
 
 
-def _large_stacks(given: Arguments) -> Sequence[jax.ShapeDtypeStruct]:
-    """The weights whose second copy would be felt; of a small model none."""
-    return [
-        leaf
-        for leaf in jax.tree.leaves(given.base["layers"])
-        if memory.device_bytes(leaf) >= _SMALLEST_STACK
-    ]
+def _large_stacks(given: Arguments) -> list[jax.ShapeDtypeStruct]:
+    """The largest weights, whose second copy would be felt; of a small model none."""
+    sizes = {leaf: memory.device_bytes(leaf) for leaf in jax.tree.leaves(given.base["layers"])}
+    least = max(_SMALLEST_STACK, max(sizes.values()) // 2)
+    return [leaf for leaf, size in sizes.items() if size >= least]

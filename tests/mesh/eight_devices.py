@@ -11,6 +11,7 @@ import jax
 
 jax.config.update("jax_num_cpu_devices", 8)
 
+import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import toy  # noqa: E402
 from jax.sharding import NamedSharding  # noqa: E402
@@ -23,7 +24,9 @@ from orbit_jax.model.config import MeshShape, ModelConfig  # noqa: E402
 from orbit_jax.quant.qtensor import QTensor  # noqa: E402
 from orbit_jax.rl import sampler, train_state  # noqa: E402
 from orbit_jax.rl.advantages import group_relative  # noqa: E402
+from orbit_jax.rl.batch import make_batch, token_buckets  # noqa: E402
 from orbit_jax.rl.losses import ppo_clip  # noqa: E402
+from orbit_jax.rl.rollouts import generate  # noqa: E402
 from orbit_jax.rl.train_state import init_state  # noqa: E402
 
 # Two kv heads do not divide over four devices and are replicated there; four do.
@@ -109,31 +112,47 @@ def worst_gradient_error() -> float:
     return max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in pairs)
 
 
-def gate(data: int, tensor: int) -> float:
-    """The largest gap between the real sampler and the real step, on a few rows a device."""
+def steps(data: int, tensor: int, micro_batches: tuple[int, ...]) -> dict[str, list[float]]:
+    """Of one set of rollouts, trained on once by each number of micro-batches.
+
+    The gap between the real sampler and the real step, the loss, and the gradient's norm.
+    """
     model = on("moe", data, tensor)
     sampling = SamplerConfig(prompts_per_step=8, group_size=4)
-    ppo = PPOConfig(micro_batches=1, token_buckets=(1.0,))
-    config = Config(sampler=sampling, ppo=ppo, mesh=MeshConfig(data, tensor))
+    config = Config(sampler=sampling, mesh=MeshConfig(data, tensor))
     base, _ = placed(model, "moe")
     policy = attach(LoRA(4, 8.0), jax.random.key(0), base, LINEAR_LAYERS)
     state = init_state(config.optimizer, policy, None)
     state = mesh.place(model, state, train_state.state_specs(model, state))
+    state = parity.perturbed(state, seed=0)
     slots = sampler.empty_state(model, config.rows, config.num_slots, 1)
     slots = mesh.place(model, slots, sampler.state_specs(model, slots))
-    prompts = [list(range(1, 2 + n)) for n in range(8)]
-    gaps, _ = parity.measure(
-        parity.build("fast", model, config),
-        config,
+    programs = parity.build("fast", model, config)
+    rollouts, _ = generate(
+        programs.sample,
+        programs.model,
         base,
-        state,
+        state.policy,
         slots,
-        prompts,
-        (0,),
-        ppo_clip,
-        group_relative,
+        [list(range(1, 2 + n)) for n in range(8)],
+        group_size=4,
+        max_completion_tokens=config.sampler.max_completion_tokens,
+        stop_ids=(0,),
+        temperature=1.0,
+        seed=0,
+        step=0,
     )
-    return max(gaps.values())
+    rewards = rollouts.tokens.sum(axis=1) % 3
+    found: dict[str, list[float]] = {"gap": [], "loss": [], "gradient": []}
+    for count in micro_batches:
+        changed = dataclasses.replace(config, ppo=PPOConfig(micro_batches=count))
+        batch = make_batch(model, rollouts, rewards, count, token_buckets(changed)[-1:])
+        copy = jax.tree.map(jnp.copy, state)
+        _, metrics = programs.ppo_step(programs.step, base, copy, batch, ppo_clip, group_relative)
+        found["gap"].append(float(metrics["parity/max_abs_diff"]))
+        found["loss"].append(float(metrics["loss/policy"]))
+        found["gradient"].append(float(metrics["gradient_norm/policy"]))
+    return found
 
 
 def shares() -> dict[str, float]:
@@ -174,8 +193,7 @@ def main() -> None:
         figures[f"{name} 2x4 under a gradient"] = toy.largest_gap(full(name), found)
     copied = decoded_from_a_working_copy("moe", 2, 4)
     figures["moe 2x4 decoded from a working copy"] = toy.largest_gap(one, copied)
-    for data, tensor in ((8, 1), (2, 4)):
-        figures[f"gate {data}x{tensor}"] = gate(data, tensor)
+    figures["steps 8x1"], figures["steps 2x4"] = steps(8, 1, (1,)), steps(2, 4, (1, 4))
     figures["spread"] = float(np.nanstd(one))
     figures["gradient error"] = worst_gradient_error()
     figures["shares"] = shares()

@@ -9,7 +9,9 @@ import toy
 from jax.sharding import PartitionSpec as P
 
 from orbit_jax import mesh
+from orbit_jax.adapters.adapter import is_named
 from orbit_jax.model.config import MeshShape
+from orbit_jax.model.weights import weights
 from orbit_jax.quant.qtensor import from_float
 
 
@@ -35,9 +37,18 @@ def test_logprobs_on_eight_devices_are_those_of_one(way, eight_devices):
     assert eight_devices[way] == 0.0
 
 
-@pytest.mark.parametrize("shape", ["8x1", "2x4"])
-def test_sampler_and_step_agree_on_eight_devices_with_a_few_rows_each(shape, eight_devices):
-    assert eight_devices[f"gate {shape}"] == 0.0
+def test_sampler_and_step_agree_on_eight_devices_whatever_the_micro_batches(eight_devices):
+    one, other = eight_devices["steps 8x1"], eight_devices["steps 2x4"]
+    assert [*one["gap"], *other["gap"]] == [0.0, 0.0, 0.0]
+
+
+def test_loss_and_gradient_are_means_over_tokens_for_every_split(eight_devices):
+    """Over 8 or 2 shards, in 1 or 4 micro-batches: not the mean of their means."""
+    one, other = eight_devices["steps 8x1"], eight_devices["steps 2x4"]
+    losses, norms = [*one["loss"], *other["loss"]], [*one["gradient"], *other["gradient"]]
+    assert abs(losses[0]) > 1e-4
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
+    np.testing.assert_allclose(norms, norms[0], rtol=1e-2)
 
 
 def test_the_gradient_on_eight_devices_is_that_of_one_up_to_the_order_of_sums(eight_devices):
@@ -66,6 +77,30 @@ def test_every_weight_has_a_rule():
     specs = mesh.base_specs(jax.eval_shape(lambda: toy.make_base(toy.SINKS)))["layers"][0]
     assert specs["self_attn"]["q_proj_bias"] == P(None, "tensor")
     assert specs["mlp"]["experts"]["up_proj_bias"] == P(None, ("data", "tensor"), None)
+
+
+def test_every_rule_is_of_some_weight():
+    """A rule that matches nothing would be a name misspelt."""
+    families = (toy.MOE, toy.DENSE, toy.LATENT, dataclasses.replace(toy.SINKS, qk_norm="head"))
+    paths = {
+        tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
+        for config in families
+        for path, _ in jax.tree_util.tree_leaves_with_path(weights(config))
+    }
+    matched = [
+        next(n for names, _ in mesh.RULES for n in names if is_named(n, p))
+        for p in paths
+        if not p[-1].endswith("_bias") or p[-1] in ("gate_bias", "e_score_correction_bias")
+    ]
+    assert {name for names, _ in mesh.RULES for name in names} == set(matched)
+
+
+def test_the_rule_of_the_router_is_not_that_of_gate_proj():
+    assert mesh.weight_spec(("mlp", "gate")) == P(None, "tensor", None)
+    experts = P(None, ("data", "tensor"), None, None)
+    assert mesh.weight_spec(("mlp", "experts", "gate_proj")) == experts
+    assert mesh.weight_spec(("mlp", "experts", "gate_proj_bias")) == P(*experts[:-1])
+    assert mesh.weight_spec(("mlp", "gate_bias")) == P()
 
 
 @pytest.mark.parametrize("name", ["bias", "gate_proj_2", "wq"])
