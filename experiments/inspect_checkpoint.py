@@ -27,6 +27,7 @@ from orbit_jax.adapters.lora import LoRA
 from orbit_jax.checkpoint.base import find_base
 from orbit_jax.checkpoint.inspection import Inspection, inspect
 from orbit_jax.config import AdapterConfig, from_config_dict
+from orbit_jax.runs.printing import size
 
 WIDTH = 100
 
@@ -46,14 +47,6 @@ def show(found: Inspection, console: Console) -> None:
     if found.adapter:
         _show_adapter(found, console)
     _verdict(found, console)
-
-
-def size(nbytes: int) -> str:
-    """Bytes as people read them, in powers of 1,000."""
-    for unit, one in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if nbytes >= one:
-            return f"{nbytes / one:,.2f} {unit}"
-    return f"{nbytes} B"
 
 
 def _show_weights(found: Inspection, console: Console) -> None:
