@@ -3,10 +3,14 @@
     python experiments/plan.py --config configs/kimi_k2.py --device b200
     python experiments/plan.py --config configs/kimi_k2.py --device b200 --compare --price 4
     python experiments/plan.py --config configs/tiny_moe.py --device h100 --estimate
+    python experiments/plan.py --sizes 7b,70b,1t,1.6t,50t --device b200
 
 The run's own sampler and step are compiled for the devices from shapes alone. `make plan` installs
 the compiler for GPUs, which needs none; without it the programs are compiled for the CPU. Prints
 tables; writes `plan.json` and `plan.png` to --out. Ends with status 1 if the run does not fit.
+
+`--compare` sets training of all parameters beside it. `--sizes` does so for models of assumed
+shapes with LoRA of `config.adapter.rank` on all linear weights, and writes `plan_sizes.json`.
 
 Times are a roofline at stated shares of the device's published rates, not a measurement.
 """
@@ -18,29 +22,30 @@ from pathlib import Path
 import jax
 from absl import flags
 from rich.console import Console
-from rich.table import Table
 
 from orbit_jax import startup
 from orbit_jax.config import Config
-from orbit_jax.plan import compiler, picture
-from orbit_jax.plan.adapter_only import adapter_only
-from orbit_jax.plan.devices import find
-from orbit_jax.plan.full_parameters import PRECISIONS, full_parameters
+from orbit_jax.model.config import MeshShape
+from orbit_jax.plan import comparison, compiler, picture
+from orbit_jax.plan.adapter_only import lora_parameters
+from orbit_jax.plan.counts import preset
+from orbit_jax.plan.devices import Device, find
 from orbit_jax.plan.plan import Plan, check_count, make_plan
 from orbit_jax.plan.programs import arguments
-from orbit_jax.plan.recommendation import recommendation
 from orbit_jax.plan.search import Setting, largest
 from orbit_jax.plan.times import Times
-from orbit_jax.plan.workload import Workload
 from orbit_jax.rl.train_state import trained_parameters
 from orbit_jax.runs.cli import main
+from orbit_jax.runs.printing import quantity, size, table
 
+WIDTH = 100
 FLAGS = flags.FLAGS
 flags.DEFINE_string("device", "b200", "kind of device: h100, h200, b200 or b300")
 flags.DEFINE_integer("count", 0, "devices; by default those of the config's mesh")
 flags.DEFINE_string("out", "runs/plan", "folder for plan.json and plan.png")
 flags.DEFINE_bool("estimate", False, "the closed form alone, without compiling: a few seconds")
 flags.DEFINE_bool("compare", False, "set training of all parameters beside it")
+flags.DEFINE_list("sizes", [], "instead of a run: compare for such of 7b, 70b, 1t, 1.6t and 50t")
 flags.DEFINE_float("price", 4.0, "of a device hour, in any currency, for --compare")
 flags.DEFINE_float("disk", 5e9, "bytes per second that a checkpoint is read at")
 
@@ -48,9 +53,11 @@ flags.DEFINE_float("disk", 5e9, "bytes per second that a checkpoint is read at")
 def run(config: Config) -> int:
     """Prints the plan and writes it; 1 if the run does not fit, else 0."""
     device = find(FLAGS.device)
+    if FLAGS.sizes:
+        return compare_sizes(config, device)
     check_count(config, FLAGS.count)
     compiler.set_up(config.mesh.size)
-    console = Console(width=100)
+    console = Console(width=WIDTH)
     given = arguments(config, compiler.devices_of(device, config.mesh.size))
     if not FLAGS.estimate:
         console.print("compiling the sampler and the step; of a large model that takes minutes ...")
@@ -68,35 +75,65 @@ def run(config: Config) -> int:
     if times:
         found["seconds"] = times.to_json()
     if FLAGS.compare:
-        found["compared"] = compare(plan, console)
-    out = Path(FLAGS.out)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "plan.json").write_text(json.dumps(found, indent=2) + "\n")
-    picture.draw(plan, out / "plan.png")
-    console.print(f"wrote {out / 'plan.json'} and {out / 'plan.png'}")
+        compared = comparison.compare(
+            plan.model,
+            device,
+            comparison.workload_of(config),
+            plan.trained_in_all,
+            plan.reduced,
+            given.model.mesh,
+        )
+        comparison.show(compared, FLAGS.price, console)
+        advice = {"recommendation": compared.recommendation(FLAGS.price)}
+        found["compared"] = compared.to_json() | advice
+    written = write("plan.json", found)
+    picture.draw(plan, written.with_suffix(".png"))
+    console.print(f"wrote {written} and {written.with_suffix('.png')}")
     return 0 if plan.fits else 1
+
+
+def compare_sizes(config: Config, device: Device) -> int:
+    """Both ways for assumed shapes; mesh, steps and the rank on all weights are the config's."""
+    workload, mesh = comparison.workload_of(config), MeshShape(config.mesh.data, config.mesh.tensor)
+    found = []
+    for model in map(preset, FLAGS.sizes):
+        trained = lora_parameters(model, config.adapter.rank)
+        found.append(comparison.compare(model, device, workload, *trained, mesh))
+    console = Console(width=WIDTH)
+    comparison.show_sizes(found, console)
+    written = write("plan_sizes.json", {one.model.name: one.to_json() for one in found})
+    console.print(f"wrote {written}")
+    return 0
+
+
+def write(name: str, found: dict) -> Path:
+    """Into the folder --out; the path."""
+    path = Path(FLAGS.out) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=2) + "\n")
+    return path
 
 
 def show(plan: Plan, settings: tuple[Setting, ...], times: Times | None, console: Console) -> None:
     """Prints memory, limits, traffic and times."""
     device, model = plan.device, plan.model
     console.print(
-        f"{model.name}: {model.parameters / 1e9:,.1f} G parameters, {plan.trained / 1e6:,.0f} M "
-        f"trained ({plan.trained / model.parameters:.3%}), on {plan.count} x {device.name} of "
-        f"{device.memory_bytes / 1e9:.1f} GB; figures by {plan.source}",
+        f"{model.name}: {quantity(model.parameters)} parameters, {quantity(plan.trained)} trained "
+        f"({plan.trained / model.parameters:.3%}), on {plan.count} x {device.name} of "
+        f"{size(device.memory_bytes)}; figures by {plan.source}",
         highlight=False,
     )
-    rows = [(name, gigabytes(size)) for name, size in plan.parts.items() if size]
-    table(console, "held by each device, GB", ("part", "bytes"), rows)
+    rows = [(name, size(held)) for name, held in plan.parts.items() if held]
+    table(console, "held by each device", ("part", "bytes"), rows)
     guesses = {"sample": plan.guess.sample, "ppo_step": plan.guess.ppo_step}
     rows = [
         (
             name,
-            gigabytes(program.arguments),
-            gigabytes(program.temporaries),
-            gigabytes(guesses[name]),
-            gigabytes(program.resident),
-            gigabytes(program.total),
+            size(program.arguments),
+            size(program.temporaries),
+            size(guesses[name]),
+            size(program.resident),
+            size(program.total),
             f"{program.total / device.memory_bytes:.1%}",
             f"{plan.compile_seconds[name]:.0f} s",
         )
@@ -104,9 +141,9 @@ def show(plan: Plan, settings: tuple[Setting, ...], times: Times | None, console
     ]
     heads = "program,arguments,temporaries,by estimate,held besides,in all,of device,compiled in"
     if rows:
-        table(console, "while a program runs, GB of each device", heads.split(","), rows)
+        table(console, "while a program runs, of each device", heads.split(","), rows)
     else:
-        console.print(f"by estimate, at the widest: {gigabytes(plan.needed)} GB of each device")
+        console.print(f"by estimate, at the widest: {size(plan.needed)} of each device")
     for name, copies in plan.copies.items():
         for copy in copies:
             console.print(f"{name} makes {copy.shape} ({copy.opcode}) as large as a weight stack")
@@ -117,8 +154,8 @@ def show(plan: Plan, settings: tuple[Setting, ...], times: Times | None, console
         show_times(plan, times, console)
     verdict = "fits" if plan.fits else "does NOT fit: change one of the settings above"
     console.print(
-        f"{gigabytes(plan.needed)} GB of each device, {plan.node_fraction:.1%} of its memory "
-        f"({gigabytes(plan.room)} may be planned): {verdict}"
+        f"{size(plan.needed)} of each device, {plan.node_fraction:.1%} of its memory "
+        f"({size(plan.room)} may be planned): {verdict}"
     )
 
 
@@ -127,65 +164,17 @@ def show_times(plan: Plan, times: Times, console: Console) -> None:
     rows = [
         (
             purpose,
-            gigabytes(plan.sent["sample"][purpose]),
-            gigabytes(plan.sent["ppo_step"][purpose]),
+            size(plan.sent["sample"][purpose]),
+            size(plan.sent["ppo_step"][purpose]),
             f"{times.sample_links[purpose] + times.step_links[purpose]:.2f}",
             f"{times.share(purpose):.2%}",
         )
         for purpose in plan.sent["ppo_step"]
     ]
-    heads = ("sent for", "sampling, GB", "step, GB", "seconds", "of the step")
+    heads = ("sent for", "sampling", "step", "seconds", "of the step")
     table(console, "sent by each device in a step, counted in the programs", heads, rows)
     rows = [(name, f"{value:,.1f}") for name, value in times.to_json().items()]
     table(console, "seconds, by a roofline", ("part", "seconds"), rows)
-
-
-def compare(plan: Plan, console: Console) -> dict:
-    """Training of all parameters beside this run, by closed forms."""
-    sampler = plan.config.sampler
-    workload = Workload(
-        rows=plan.config.rows,
-        tokens_per_row=sampler.max_prompt_tokens + sampler.max_completion_tokens,
-        rows_at_once=plan.config.decoded_rows,
-    )
-    ours = adapter_only(plan.model, plan.device, workload, plan.config.adapter.rank)
-    others = [full_parameters(plan.model, plan.device, workload, one) for one in PRECISIONS]
-    rows = [
-        (
-            one.precision.name,
-            f"{one.nodes:,}",
-            gigabytes(one.state_bytes + one.rollout_bytes),
-            f"{one.times.step:,.0f}",
-            f"{one.times.share():.1%}",
-        )
-        for one in others
-    ]
-    heads = ("all parameters", "nodes", "GB in all", "step, seconds", "communication")
-    table(console, "training all parameters of the same model", heads, rows)
-    text = recommendation(plan.model, plan.device, workload, ours, others, FLAGS.price)
-    console.print(text, highlight=False)
-    return {
-        "adapters": ours.to_json(),
-        "all_parameters": [one.to_json() for one in others],
-        "recommendation": text,
-    }
-
-
-def table(console: Console, title: str, heads: tuple[str, ...], rows: list[tuple]) -> None:
-    """Prints rows, the first column to the left, numbers to the right."""
-    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for i, head in enumerate(heads):
-        shown.add_column(head, justify="right" if i else "left")
-    for row in rows:
-        shown.add_row(*row)
-    console.print()
-    console.print(title, style="bold")
-    console.print(shown)
-
-
-def gigabytes(size: float) -> str:
-    """In powers of 1,000, without the unit."""
-    return f"{size / 1e9:,.2f}"
 
 
 if __name__ == "__main__":

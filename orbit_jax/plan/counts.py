@@ -10,6 +10,13 @@ from orbit_jax.model.weights import Weight, weights
 
 # INT4 codes with a bf16 scale for every 32 of them.
 LOW_BIT_BYTES = 0.5 + 2 / 32
+# What `model/transformer.py` gathers over `tensor`, as a dimension of the weight that it belongs
+# to: results of norms, inputs of some weights, outputs of others.
+_GATHERED = {
+    **{"input_layernorm": 0, "post_attention_layernorm": 0},
+    **{"q_b_proj": 1, "o_proj": 1, "down_proj": 1},
+    **{"k_proj": 0, "v_proj": 0},
+}
 
 
 @dataclass(frozen=True)
@@ -19,14 +26,15 @@ class Model:
     Attributes:
       parameters: all.
       expert_parameters: of routed experts.
-      replicated_parameters: embedding, head, routers, norms and biases, which every device holds.
+      other_parameters: embedding, head, routers, norms and biases.
       active_parameters: that a token is multiplied by.
       sparse_layers: of `layers`, those with experts.
       experts: of one layer, 0 for a dense model; a token visits `top_k` of them.
-      kv_heads: that have keys and values of their own; 1 with latent attention.
       dense_widths: in + out, summed over the linear weights that are no experts: LoRA has so many
         parameters per rank there; `expert_widths`: the same over all routed experts.
       dense_outputs: out, summed over the linear weights that are no experts.
+      gathered_widths: numbers per token that devices with parts of the dense weights gather of each
+        other: what each group of projections reads, and keys and values.
       cache_bytes_per_token: keys and values of all layers in bf16.
       base_bytes: of the low-bit checkpoint.
     """
@@ -34,24 +42,24 @@ class Model:
     name: str
     parameters: int
     expert_parameters: int
-    replicated_parameters: int
+    other_parameters: int
     active_parameters: int
     layers: int
     sparse_layers: int
     hidden: int
     experts: int
     top_k: int
-    kv_heads: int
     dense_widths: int
     expert_widths: int
     dense_outputs: int
+    gathered_widths: int
     cache_bytes_per_token: int
     base_bytes: int
 
     @property
     def dense_parameters(self) -> int:
-        """Of linear weights that are neither experts nor replicated."""
-        return self.parameters - self.expert_parameters - self.replicated_parameters
+        """Of the linear weights of layers that are no experts."""
+        return self.parameters - self.expert_parameters - self.other_parameters
 
 
 def count(config: ModelConfig, name: str = "", base_bytes: int | None = None) -> Model:
@@ -86,17 +94,21 @@ def count(config: ModelConfig, name: str = "", base_bytes: int | None = None) ->
         name=name or config.family,
         parameters=total,
         expert_parameters=routed,
-        replicated_parameters=total - over(linear, math.prod),
+        other_parameters=total - over(linear, math.prod),
         active_parameters=total - idle - looked_up,
         layers=config.num_layers,
         sparse_layers=sum(config.sparse),
         hidden=config.hidden_size,
         experts=config.num_experts,
         top_k=config.top_k,
-        kv_heads=config.num_kv_heads,
         dense_widths=over(dense, sum),
         expert_widths=over(expert, sum),
         dense_outputs=over(dense, lambda shape: shape[0]),
+        gathered_widths=sum(
+            math.prod(node.lead) * node.shape[_GATHERED[path[-1].key]]
+            for (path, _), node, routed in zip(leaves, nodes, expert, strict=True)
+            if path[-1].key in _GATHERED and not routed
+        ),
         cache_bytes_per_token=2 * keys * config.num_layers,
         base_bytes=base_bytes or round(LOW_BIT_BYTES * low_bit + 2 * (total - low_bit)),
     )

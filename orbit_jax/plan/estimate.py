@@ -7,13 +7,15 @@ the widest place of each program; compilers need more or less, and their figures
 import math
 from dataclasses import dataclass
 
+from orbit_jax.adapters.footprint import STATE_BYTES
 from orbit_jax.config import Config
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.rl.batch import token_buckets
 
 _BF16, _F32 = 2, 4
-_MASTER, _MOMENTS = 4, 8  # bytes of a trained parameter: f32, and Adam's two
-_GRADIENTS = 3 * _F32  # of a micro-batch, their sum, and the parameters that they lead to
+# Bytes of a trained parameter: what is kept of it, and while it is trained its gradients of a
+# micro-batch, their sum, and the parameter that they lead to.
+GRADIENT_BYTES = 3 * _F32
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,10 @@ def estimate(config: Config, model: ModelConfig, base_bytes: int, trained: int) 
     layers = model.num_layers if not model.remat else 0
     kept = tokens / shape.size * model.num_layers * model.hidden_size * _F32
     kept += layers * tokens / shape.data * _kept_width(model) * _BF16 / shape.tensor
-    gradients = _GRADIENTS * trained / shape.size
+    gradients = GRADIENT_BYTES * trained / shape.size
     return Estimate(
         base=base_bytes,
-        adapters=math.ceil((_MASTER + _MOMENTS) * trained / shape.size),
+        adapters=math.ceil(STATE_BYTES * trained / shape.size),
         cache=math.ceil(positions * width * model.num_layers * _BF16),
         sample=math.ceil(_layer(model, prompts)),
         ppo_step=math.ceil(kept + _layer(model, tokens) + _head(model) + gradients),

@@ -16,7 +16,7 @@ from orbit_jax.plan.programs import Arguments, compile_programs
 from orbit_jax.plan.stacks import Stack, stacks
 from orbit_jax.plan.times import Times, predict
 from orbit_jax.plan.traffic import collectives, summary
-from orbit_jax.rl.train_state import trained_parameters
+from orbit_jax.rl.train_state import trainable, trained_parameters
 
 USABLE = 0.94  # of a device's memory: its runtime, libraries and fragments take the rest
 _SMALLEST_STACK = 1 << 30  # bytes of a weight that is watched for copies
@@ -31,6 +31,8 @@ class Plan:
       parts: bytes by part of the run (see `memory.parts`).
       programs: compiled `sample` and `ppo_step`; empty for an estimate.
       guess: the closed form beside them.
+      trained: parameters of the policy; `trained_in_all`: of the critic too; `reduced`: those of
+        the latter that are not on experts, whose gradients devices sum.
       sent: bytes that one device sends by purpose, in each program.
       copies: arrays as large as a stack of weights that are none of the program's arguments.
       compile_seconds: of each program.
@@ -43,6 +45,8 @@ class Plan:
     parts: dict[str, int]
     guess: Estimate
     trained: int
+    trained_in_all: int
+    reduced: int
     programs: dict[str, ProgramMemory] = field(default_factory=dict)
     sent: dict[str, dict[str, int]] = field(default_factory=dict)
     copies: dict[str, list[Stack]] = field(default_factory=dict)
@@ -127,14 +131,17 @@ def make_plan(
     """Plans a run of `config`, whose programs take `given`, on `config.mesh.size` devices."""
     held = memory.parts(given)
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(given.base))
+    trained = trained_parameters(given.state)
     plan = Plan(
         config=config,
         device=device,
         model=count(given.model, Path(config.base.path).name, total),
         source="estimate",
         parts=held,
-        guess=estimate(config, given.model, held["base"], trained_parameters(given.state)),
+        guess=estimate(config, given.model, held["base"], trained),
         trained=sum(leaf.size for leaf in jax.tree.leaves(given.state.policy.params)),
+        trained_in_all=trained,
+        reduced=trained - _on_experts(given),
     )
     if not compile_them:
         return plan
@@ -152,6 +159,16 @@ def make_plan(
         sent={name: summary(collectives(text), turns[name]) for name, text in texts.items()},
         copies={name: stacks(text, watched) if watched else [] for name, text in texts.items()},
         compile_seconds={name: one.seconds for name, one in compiled.items()},
+    )
+
+
+def _on_experts(given: Arguments) -> int:
+    """Trained parameters that an expert has for itself."""
+    params = trainable(given.state.policy, given.state.critic)
+    return sum(
+        leaf.size
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if jax.tree_util.DictKey("experts") in path and leaf.shape[1] > 1  # 1: all have it
     )
 
 

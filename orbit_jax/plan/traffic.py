@@ -141,7 +141,7 @@ def _group(rest: str, devices: int) -> int:
         return len(found[1].split(","))
     if found := re.search(r"replica_groups=\[\d+,(\d+)\]<=", rest):
         return int(found[1])
-    if found := re.search(r"replica_groups=mesh\[([^\]]*)\] *\{([^}]*)\}", rest):
+    if found := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", rest):
         sizes = dict(re.findall(r"'([^']+)'=(\d+)", found[1]))
         # An axis may be split: 'tensor':(1)2 is the part of size 2 behind 1.
         axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", found[2])

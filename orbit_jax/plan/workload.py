@@ -13,7 +13,8 @@ class Workload:
       rows: rollouts of a step.
       tokens_per_row: of prompt and completion together.
       rows_at_once: that are sampled at the same time and so have a cache.
-      micro_batch_tokens: that a device has in its layers at one time while training.
+      micro_batch_tokens: that a device has in its layers at one time while training; of adapters,
+        that the devices over `tensor` have together.
       utilisation: share of a device's bf16 peak that matrix products reach. An assumption, the same
         for training and sampling, though sampling token by token reaches less.
       usable_memory: share of a device's memory that may be planned.

@@ -50,6 +50,14 @@ def test_assumed_shapes_have_the_size_of_their_name(name, parameters, active, ba
     assert model.base_bytes == pytest.approx(base_bytes, rel=0.02)
 
 
+def test_what_is_gathered_is_what_projections_read_and_keys_and_values():
+    # x twice, what was attended, 8 heads of keys and of values, and the inner numbers.
+    assert preset("70b").gathered_widths == 80 * (2 * 8192 + 8192 + 2 * 1024 + 28_672)
+    # x twice, the narrow queries, values, and of a shared expert or once of a dense layer.
+    of_a_layer = 2 * 7168 + 1536 + 64 * 128
+    assert preset("1t").gathered_widths == 61 * of_a_layer + 60 * 2048 + 18_432
+
+
 def test_a_known_checkpoint_says_its_own_bytes():
     assert count(toy.MOE, "mine", base_bytes=123).base_bytes == 123
 

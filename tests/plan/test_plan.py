@@ -15,6 +15,7 @@ from orbit_jax import compile as programs
 from orbit_jax import startup
 from orbit_jax.config import Config, from_config_dict
 from orbit_jax.plan import memory, picture, search
+from orbit_jax.plan.adapter_only import lora_parameters
 from orbit_jax.plan.devices import find
 from orbit_jax.plan.plan import Plan, make_plan
 from orbit_jax.plan.programs import arguments
@@ -85,6 +86,21 @@ def test_the_closed_form_is_near_the_compiler(plan):
     assert 0.3 < guess.ppo_step / plan.programs["ppo_step"].temporaries < 3
 
 
+@pytest.mark.parametrize(("experts", "shared"), [("each", 0), ("outer", 3)])
+def test_what_an_expert_has_for_itself_is_not_reduced(experts, shared):
+    asked = config()
+    asked = dataclasses.replace(asked, adapter=dataclasses.replace(asked.adapter, experts=experts))
+    planned = make_plan(
+        asked, find("b200"), arguments(asked, jax.devices()[:1]), compile_them=False
+    )
+    model = planned.model
+    _, dense = lora_parameters(model, 16)
+    # Of policy and critic; what experts share once a layer; and the critic's head.
+    of_a_layer = 16 * shared * model.hidden
+    assert planned.reduced == 2 * (dense + model.layers * of_a_layer) + model.hidden
+    assert planned.trained_in_all == 2 * planned.trained + model.hidden
+
+
 def test_one_device_sends_nothing(plan):
     assert {size for sent in plan.sent.values() for size in sent.values()} == {0}
     times = plan.times(disk_bytes_per_second=1e9)
@@ -142,7 +158,10 @@ def test_a_trillion_parameters_are_estimated_in_seconds(tmp_path):
     assert found["trained_share"] > 0.001
     assert found["fits"]
     assert found["node_fraction"] < 0.48
-    assert found["compared"]["all_parameters"][0]["nodes"] > 8
+    adapters, others = found["compared"]["adapters"], found["compared"]["all_parameters"]
+    assert adapters["bytes_per_device"] == pytest.approx(found["needed_bytes_per_device"], rel=0.03)
+    assert adapters["trained_parameters"] > found["trained_parameters"]
+    assert others[0]["nodes"] > 8
     assert "1.0 G parameters" not in told.stdout
     assert "1,026.4 G parameters" in told.stdout
 
@@ -164,6 +183,16 @@ def test_bad_input_is_one_clear_sentence(arguments, message):
     assert message in told.stderr
     own = [line for line in told.stderr.splitlines() if "absl" not in line and "cuda" not in line]
     assert len(own) == 1
+
+
+def test_sizes_are_compared_without_a_run(tmp_path):
+    told = run("--sizes", "7b,1t", "--device", "b200", "--out", str(tmp_path))
+    assert told.returncode == 0, told.stderr
+    found = json.loads((tmp_path / "plan_sizes.json").read_text())
+    assert list(found) == ["7b", "1t"]
+    assert found["1t"]["adapters"]["fits"]
+    assert found["1t"]["all_parameters"][0]["nodes"] == 15
+    assert "1t, adapters" in told.stdout
 
 
 def test_what_does_not_fit_ends_with_status_1(tmp_path):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from orbit_jax.plan.adapter_only import adapter_only
+from orbit_jax.plan.adapter_only import adapter_only, lora_parameters
 from orbit_jax.plan.counts import preset
 from orbit_jax.plan.devices import find
 from orbit_jax.plan.full_parameters import PRECISIONS, full_parameters
@@ -17,7 +17,7 @@ WORKLOAD = Workload()
 def recommended(size: str, device: str = "b200", rank: int = 16) -> str:
     model, found = preset(size), find(device)
     full = [full_parameters(model, found, WORKLOAD, p) for p in PRECISIONS]
-    adapter = adapter_only(model, found, WORKLOAD, rank)
+    adapter = adapter_only(model, found, WORKLOAD, *lora_parameters(model, rank))
     return recommendation(model, found, WORKLOAD, adapter, full, price_per_device_hour=4.0)
 
 
@@ -34,9 +34,9 @@ def test_every_sentence_carries_a_number(size):
     [
         ("7b", "b200", 16, "All parameters fit the same single node, so train them unless"),
         ("1t", "b200", 16, "Take all parameters if the shift .* you have 15 nodes and the people"),
-        ("1.6t", "b200", 64, "Neither way fits 1 node as it stands: lower the rank of 64"),
-        ("50t", "b200", 1, "The frozen base alone takes 3,535 GB of each device, so no adapter"),
-        ("1t", "h100", 1, "The frozen base alone takes 81 GB of each device"),
+        ("1.6t", "b200", 64, "Neither way fits 1 node as it stands: train fewer than 4.* G"),
+        ("50t", "b200", 1, "The frozen base alone takes 3.5. TB of each device, so no adapter"),
+        ("1t", "h100", 1, "The frozen base alone takes 7.* GB of each device"),
     ],
 )
 def test_the_advice_follows_from_what_fits(size, device, rank, advice):
@@ -46,15 +46,16 @@ def test_the_advice_follows_from_what_fits(size, device, rank, advice):
 def test_figures_are_those_of_the_rows():
     model, device = preset("1t"), find("b200")
     text = recommended("1t")
-    adapter = adapter_only(model, device, WORKLOAD, 16)
+    adapter = adapter_only(model, device, WORKLOAD, *lora_parameters(model, 16))
     usual = full_parameters(model, device, WORKLOAD, PRECISIONS[0])
-    assert f"takes {adapter.bytes_per_device / 1e9:.0f} GB of the 172 GB" in text
-    assert "so it fits one node of 8" in text
-    assert "16 bytes of each, 18,475 GB with the copy for rollouts, and needs 15 nodes" in text
+    assert "With adapters of 10.3 G parameters (1.00%), 1t" in text
+    assert f"takes {adapter.bytes_per_device / 1e9:.2f} GB of the 172.36 GB" in text
+    assert "so it fits 8 devices." in text
+    assert "16 bytes of each, 18.48 TB with the copy for rollouts, and needs 15 nodes" in text
     assert "would need 2 nodes" in text
     cost = usual.devices * usual.times.step * 4 / 3600
     assert f"{usual.times.step:.0f} s and {cost:.2f} on 120 devices" in text
-    assert f"{8 * adapter.times.step * 4 / 3600:.2f} on the node with adapters" in text
-    assert "594 GB at 4.6 bits a parameter" in text
+    assert f"{8 * adapter.times.step * 4 / 3600:.2f} on 8 devices with adapters" in text
+    assert "594.21 GB at 4.6 bits a parameter" in text
     # All but what stays on its device, of 2 bytes for each of 1.026e12 parameters.
-    assert f"{2 * model.parameters * 119 / 120 / 1e9:,.0f} GB of new weights move" in text
+    assert f"{2 * model.parameters * 119 / 120 / 1e12:,.2f} TB of new weights move" in text
