@@ -108,6 +108,9 @@ def get_config(variant: str = "") -> ConfigDict:
     config.mesh.data = 1  # devices over rows
     config.mesh.tensor = 1  # devices over dense outputs; experts lie over both
     config.mesh.simulate = False  # simulate data x tensor devices on the CPU
+    config.mesh.processes = 1  # that share the devices, as one on each node
+    config.mesh.process = -1  # this one's number, from 0; -1: as Slurm or Open MPI says
+    config.mesh.coordinator = ""  # host:port of process 0; empty: as Slurm or Open MPI says
 
     config.evaluation = ConfigDict()
     config.evaluation.every_steps = 10

@@ -97,6 +97,8 @@ def load(arguments: argparse.Namespace) -> tuple[Config, startup.Frozen, dict[st
         config = dataclasses.replace(
             config, base=dataclasses.replace(config.base, path=arguments.base)
         )
+    # However many processes trained it.
+    config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, processes=1))
     startup.set_up_jax(config)
     frozen = startup.load(config, Loading())
     speakers: dict[str, Adapter | None] = {"base": None}

@@ -154,11 +154,14 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices along the two axes."""
+    """Devices along the two axes, and the processes that they belong to."""
 
     data: int = 1
     tensor: int = 1
     simulate: bool = False
+    processes: int = 1
+    process: int = -1
+    coordinator: str = ""
 
     @property
     def size(self) -> int:
@@ -284,7 +287,7 @@ def _validate(config: Config) -> None:
     positive = """
         steps adapter.rank sampler.prompts_per_step sampler.group_size sampler.max_prompt_tokens
         sampler.max_completion_tokens ppo.epochs ppo.minibatches ppo.micro_batches mesh.data
-        mesh.tensor evaluation.every_steps evaluation.problems task.train_problems
+        mesh.tensor mesh.processes evaluation.every_steps evaluation.problems task.train_problems
         task.heldout_problems run.checkpoint_every_steps run.keep_checkpoints
         run.samples_every_steps optimizer.learning_rate optimizer.critic_learning_rate
         optimizer.max_gradient_norm ppo.std_floor ppo.max_importance_weight adapter.alpha
@@ -355,6 +358,16 @@ def _validate(config: Config) -> None:
         "ppo.micro_batches",
         f"times mesh.data={config.mesh.data} must divide the {config.rows} rollouts of a step "
         "(sampler.prompts_per_step x sampler.group_size)",
+    )
+    require(
+        config.mesh.size % config.mesh.processes == 0,
+        "mesh.processes",
+        f"must divide the {config.mesh.size} devices of the mesh",
+    )
+    require(
+        -1 <= config.mesh.process < config.mesh.processes,
+        "mesh.process",
+        f"must be a number from 0 to {config.mesh.processes - 1}, or -1 where a cluster tells",
     )
     require(
         config.decoded_rows <= config.rows and config.decoded_rows % config.mesh.size == 0,

@@ -24,6 +24,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
+from orbit_jax import processes
 from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter, is_named
 from orbit_jax.exchange import as_axes
 from orbit_jax.model.attention import Cache
@@ -56,9 +57,16 @@ def build(shape: MeshShape, devices: tuple[jax.Device, ...] | None = None) -> Me
     """The mesh over the first `shape.size` devices, by default of this machine.
 
     Raises:
-      ValueError: if there are fewer devices.
+      ValueError: if there are fewer devices, or several processes have others.
     """
     devices = devices or jax.devices()
+    if jax.process_count() > 1 and len(devices) != shape.size:
+        raise ValueError(
+            f"mesh={shape.data}x{shape.tensor} is of {shape.size} devices, the "
+            f"{jax.process_count()} processes see {len(devices)} together, "
+            f"{jax.local_device_count()} here: set mesh.data and mesh.tensor to use each of them, "
+            "or JAX_LOCAL_DEVICE_IDS to those that each process shall have"
+        )
     if len(devices) < shape.size:
         raise ValueError(
             f"mesh={shape.data}x{shape.tensor} needs {shape.size} devices, this machine has "
@@ -197,7 +205,7 @@ def place(config: ModelConfig, tree, specs):
         # Named: an array that may be moved is another signature to jit than one that may not.
         return jax.device_put(tree, jax.devices()[0])
     mesh = build(config.mesh)
-    return jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), tree, specs)
+    return jax.tree.map(lambda x, s: processes.put(x, NamedSharding(mesh, s)), tree, specs)
 
 
 def weight_sharding(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from orbit_jax import compile as compiler
+from orbit_jax import processes
 from orbit_jax.config import Config
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.rl.advantages import AdvantageFn
@@ -205,7 +206,7 @@ def perturbed(state: TrainState, seed: int) -> TrainState:
     # Drawn on the host: there is no program to compile for each shape.
     normal = np.random.default_rng(seed).standard_normal
     noisy = [
-        jax.device_put(np.asarray(p) + _NOISE * normal(p.shape, np.float32), p.sharding)
+        processes.put(processes.read(p) + _NOISE * normal(p.shape, np.float32), p.sharding)
         for p in leaves
     ]
     params = jax.tree.unflatten(structure, noisy)

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from orbit_jax import compile as compiler
-from orbit_jax import mesh
+from orbit_jax import mesh, processes
 from orbit_jax.adapters.adapter import Adapter, attach, fingerprint, is_named
 from orbit_jax.checkpoint.base import base_bytes
 from orbit_jax.checkpoint.peft import load_adapter
@@ -58,22 +58,11 @@ class Frozen:
 
 
 def set_up_jax(config: Config) -> None:
-    """Where compiled programs are kept, and simulated devices; to be called before any other."""
+    """Where compiled programs are kept, devices and processes; to be called before any other."""
     if config.run.compilation_cache and not jax.config.jax_compilation_cache_dir:
         folder = Path(config.run.root).absolute() / "compilation_cache"
         jax.config.update("jax_compilation_cache_dir", str(folder))
-    if not config.mesh.simulate:
-        return
-    count = config.mesh.data * config.mesh.tensor
-    try:
-        jax.config.update("jax_platforms", "cpu")
-        if jax.config.jax_num_cpu_devices != count:
-            jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError as error:
-        raise ValueError(
-            f"config.mesh.simulate: this process already uses its devices and cannot have {count} "
-            "of them: start a new one (in a notebook, restart the kernel)"
-        ) from error
+    processes.start(config)
 
 
 @functools.cache
@@ -127,13 +116,15 @@ def load(config: Config, progress: Callable[[int, int], None] | None = None) -> 
             base,
             is_leaf=lambda q: isinstance(q, QTensor),
         )
+    found = source.hash()
+    processes.require_same("the base at base.path", found)
     return Frozen(
         model=model,
         base=base,
         tokenizer=tokenizer,
         packed_bytes=packed,
         working_copy_bytes=base_bytes(base) if copy else 0,
-        hash=source.hash(),
+        hash=found,
     )
 
 
@@ -160,6 +151,7 @@ def encode_prompts(
     empty = next((name for name, prompt in prompts.items() if not prompt), None)
     if empty is not None:
         raise ValueError(f"the prompt of problem {empty!r} has no tokens: mend the chat template")
+    processes.require_same("the problems", prompts)
     return prompts
 
 
@@ -291,8 +283,12 @@ def _megabytes(count: int) -> str:
 
 
 def _free_bytes() -> int:
-    """Free memory of the first device, or of the host where the device is the host."""
-    stats = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
+    """Free memory of the first device, or of the host where the device is the host.
+
+    Of several processes the least, so that all decide alike.
+    """
+    stats = jax.local_devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
+    free = psutil.virtual_memory().available
     if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats["bytes_in_use"]
-    return psutil.virtual_memory().available
+        free = stats["bytes_limit"] - stats["bytes_in_use"]
+    return int(processes.from_all(free).min())

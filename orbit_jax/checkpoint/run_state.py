@@ -1,4 +1,8 @@
-"""State of a run on disk: arrays and host facts in one orbax checkpoint, whole or absent."""
+"""State of a run on disk: arrays and host facts in one orbax checkpoint, whole or absent.
+
+Of several processes the first alone reads and writes files, whole arrays; the others send it their
+parts and receive them.
+"""
 
 import json
 import re
@@ -8,8 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Sharding, SingleDeviceSharding
+
+from orbit_jax import processes
 
 NAME = re.compile(r"step_\d{6,}")
 SHOWN_MISMATCHES = 20  # a wrong config may disagree on every leaf
@@ -39,22 +46,24 @@ def save(checkpoints: Path, step: int, tree: Any, facts: Mapping[str, Any], keep
     """
     path = checkpoints.absolute() / f"step_{step:06d}"
     facts = json.loads(json.dumps({"step": step, **facts}))
+    processes.by_first(_write, path, processes.read(_named(tree)), facts, keep_last)
+    return path
+
+
+def _write(path: Path, arrays: dict[str, Any], facts: dict[str, Any], keep_last: int) -> None:
     if _is_whole(path):
         if _load(path, facts=ocp.args.JsonRestore())["facts"] != facts:
             raise ValueError(
-                f"checkpoint: {path} already holds another state of step {step}; "
+                f"checkpoint: {path} already holds another state of step {facts['step']}; "
                 "remove it to go on from an earlier step"
             )
-        return path
-    items = ocp.args.Composite(
-        state=ocp.args.StandardSave(_named(tree)), facts=ocp.args.JsonSave(facts)
-    )
+        return
+    items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), facts=ocp.args.JsonSave(facts))
     with _checkpointer() as checkpointer:
         checkpointer.save(path, args=items)
-    for old in _whole(checkpoints)[:-keep_last]:
+    for old in _whole(path.parent)[:-keep_last]:
         leaving = old.rename(old.with_name(f"{old.name}.leaving"))  # no half one by a whole name
         shutil.rmtree(leaving)
-    return path
 
 
 def latest(checkpoints: Path) -> Found:
@@ -75,16 +84,27 @@ def restore(path: Path, abstract_tree: Any) -> tuple[Any, dict[str, Any]]:
     Returns:
         The tree and the facts.
     """
-    path = path.absolute()
+    wanted = _named(abstract_tree)
+    # Without memory of their own: they say what orbax is to read, and what others receive.
+    arrays = {n: np.broadcast_to(np.zeros((), x.dtype), x.shape) for n, x in wanted.items()}
+    facts = processes.by_first(_read, path.absolute(), arrays)
+    leaves = [
+        processes.put(processes.from_first(arrays[name]), _sharding(leaf))
+        for name, leaf in wanted.items()
+    ]
+    return jax.tree.unflatten(jax.tree.structure(abstract_tree), leaves), facts
+
+
+def _read(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Puts what is stored in the place of `arrays`, and returns the facts."""
     if not _is_whole(path):
         raise ValueError(f"checkpoint: {path} is not a whole checkpoint; name one that `save` made")
-    wanted = {name: _abstract(leaf) for name, leaf in _named(abstract_tree).items()}
     with _checkpointer() as checkpointer:
         stored = checkpointer.metadata(path).item_metadata["state"].tree
-    _refuse_mismatch(path, wanted, stored)
-    items = _load(path, state=ocp.args.StandardRestore(wanted), facts=ocp.args.JsonRestore())
-    leaves = [items["state"][name] for name in wanted]
-    return jax.tree.unflatten(jax.tree.structure(abstract_tree), leaves), items["facts"]
+    _refuse_mismatch(path, arrays, stored)
+    items = _load(path, state=ocp.args.StandardRestore(arrays), facts=ocp.args.JsonRestore())
+    arrays.update(items["state"])
+    return items["facts"]
 
 
 def check_adapter(facts: Mapping[str, Any], methods: str) -> None:
@@ -109,9 +129,8 @@ def _named(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 
 
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    sharding = getattr(leaf, "sharding", None) or SingleDeviceSharding(jax.local_devices()[0])
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+def _sharding(leaf: Any) -> Sharding:
+    return getattr(leaf, "sharding", None) or SingleDeviceSharding(jax.local_devices()[0])
 
 
 def _refuse_mismatch(path: Path, wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
@@ -145,5 +164,14 @@ def _load(path: Path, **items: ocp.args.CheckpointArgs) -> Any:
 
 
 def _checkpointer() -> ocp.Checkpointer:
-    handlers = {"state": ocp.StandardCheckpointHandler(), "facts": ocp.JsonCheckpointHandler()}
-    return ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers))
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=0, active_processes={0}, barrier_sync_key_prefix="first"
+    )
+    handlers = {
+        "state": ocp.StandardCheckpointHandler(multiprocessing_options=alone),
+        "facts": ocp.JsonCheckpointHandler(multiprocessing_options=alone),
+    }
+    both = ocp.CompositeCheckpointHandler(
+        composite_options=ocp.CompositeOptions(multiprocessing_options=alone), **handlers
+    )
+    return ocp.Checkpointer(both, multiprocessing_options=alone)

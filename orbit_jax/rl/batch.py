@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from flax import struct
 
-from orbit_jax import mesh
+from orbit_jax import mesh, processes
 from orbit_jax.config import Config
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.stream import Stream
@@ -80,7 +80,8 @@ def make_batch(
 ) -> Batch:
     """Packs rollouts, in their order, into `micro_batches` equal parts.
 
-    The shape is the smallest of `buckets` that holds the fullest part, so a run sees few.
+    The shape is the smallest of `buckets` that holds the fullest part, so a run sees few. The
+    rewards of the first process count: a grader may run out of time in one and not in another.
 
     Raises:
       ValueError: for rollouts that cannot be trained on: greedy or filtered ones, whose
@@ -136,7 +137,7 @@ def make_batch(
             sampled=np.stack(sampled),
             scored=np.stack(scored),
             logprobs=np.stack(logprobs),
-            rewards=per_row(rewards, np.float32),
+            rewards=processes.from_first(per_row(rewards, np.float32)),
             groups=per_row(rollouts.groups, np.int32),
             truncated=per_row(rollouts.status == LENGTH, bool),
             temperature=np.float32(rollouts.temperature),

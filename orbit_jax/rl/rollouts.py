@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from orbit_jax import mesh
+from orbit_jax import mesh, processes
 from orbit_jax.adapters.adapter import Adapter
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.stream import Stream
@@ -139,12 +139,12 @@ def generate(
         steps = np.int32(_REFILL_EVERY if queue else limits.max(initial=0))
         incoming = mesh.place_rows(config, incoming)
         state = sample(config, base, adapter, state, incoming, steps, filters=filtered)
-        status = np.asarray(state.status)
+        status = processes.read(state.status)
         done = [slot for slot in running if status[slot] != RUNNING]
         if done:
             places = [running.pop(slot) for slot in done]
             for name in fields:
-                found[name][places] = np.asarray(getattr(state, name))[done]
+                found[name][places] = processes.read(getattr(state, name))[done]
     rollouts = Rollouts(
         **found,
         prompt_lengths=np.array([len(prompts[g]) for g, _ in rows], np.int32),

@@ -5,11 +5,13 @@ A mistake in what was typed, and whatever this package refuses, ends in one sent
 """
 
 import linecache
+import os
 import sys
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
@@ -57,6 +59,11 @@ def main(run: Callable[..., object], default_config: str, *, resumable: bool = T
         except KeyboardInterrupt:
             print("stopped at once; a run that has saved goes on with --resume", file=sys.stderr)
             sys.exit(130)
+        except jax.errors.JaxRuntimeError:
+            if jax.process_count() == 1:
+                raise
+            traceback.print_exc()
+            os._exit(1)  # else JAX waits at the exit for a process that is gone
         except (ValueError, RuntimeError) as error:
             if not _is_sentence(error):
                 raise

@@ -4,6 +4,7 @@ import time
 
 from rich.console import Console
 
+from orbit_jax import processes
 from orbit_jax.runs.progress import Progress
 
 _MOMENT = 2.0  # seconds: what loads faster says nothing
@@ -18,7 +19,9 @@ class Loading:
         self._progress: Progress | None = None
 
     def __call__(self, done: int, total: int) -> None:
-        """Tells that `done` of `total` bytes are where they stay."""
+        """Tells that `done` of `total` bytes are where they stay; of several processes one does."""
+        if not processes.is_first():
+            return
         if self._progress is None:
             if time.monotonic() - self._began < _MOMENT or done == total:
                 return

@@ -1,27 +1,30 @@
 """What a run leaves behind and goes on from: folder, metrics, progress, samples, checkpoints.
 
 The experiment calls one method at each point of its loop. Metric row k holds what is known after k
-steps; row 0 is the evaluation before training.
+steps; row 0 is the evaluation before training. Of several processes the first alone writes.
 """
 
 import dataclasses
-import resource
 import shlex
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import jax
 import numpy as np
 
+from orbit_jax import processes
 from orbit_jax.checkpoint import run_state
 from orbit_jax.runs.folder import RunFolder
+from orbit_jax.runs.last_words import LastWords
 from orbit_jax.runs.metrics import MetricsWriter, read_metrics
 from orbit_jax.runs.plots import learning_curve
 from orbit_jax.runs.progress import Progress
+from orbit_jax.runs.summary import Totals, summarise
 
 State = TypeVar("State")
 
@@ -39,23 +42,11 @@ MAY_DIFFER = (
     "run.compilation_cache",
     "task.grader_workers",
     "task.grader_max_seconds",
+    "mesh.processes",
+    "mesh.process",
+    "mesh.coordinator",
     "base.path",  # the base's hash is compared instead
 )
-
-
-@dataclasses.dataclass
-class Totals:
-    """Running figures of the summary; they travel with each checkpoint.
-
-    `seconds` is the run's wall time, start-up and evaluations included; `step_seconds` counts
-    rollouts, rewards and updates alone.
-    """
-
-    seconds: float = 0.0
-    step_seconds: float = 0.0
-    tokens: int = 0
-    parity_max_abs_diff: float = 0.0
-    parity_tokens: int = 0
 
 
 class Recorder:
@@ -69,21 +60,35 @@ class Recorder:
 
     def __init__(self, config: Mapping[str, Any], facts: Mapping[str, Any], resume: str = ""):
         self.config, self.facts = config, facts
-        if resume:
-            self.folder = RunFolder.open(resume, config, MAY_DIFFER)
-        else:
-            self.folder = RunFolder.create(config["run"]["root"], config["experiment"], config)
-        self._lock = self.folder.lock()
+        path, found, self._half_written = processes.by_first(self._open, resume)
+        self.folder, self._found = RunFolder(Path(path)), found and Path(found)
         self.totals = Totals()
-        self._found = run_state.latest(self.folder.checkpoints)
         self._saved: int | None = None  # step of the newest checkpoint that is known
         self._idle_steps = 0
         self._tick = self._step_began = time.monotonic()
 
+    def _open(self, resume: str) -> tuple[str, str | None, list[str]]:
+        """The folder, the newest checkpoint in it, and names of half-written ones."""
+        if resume:
+            folder = RunFolder.open(resume, self.config, MAY_DIFFER)
+        else:
+            root, experiment = self.config["run"]["root"], self.config["experiment"]
+            folder = RunFolder.create(root, experiment, self.config)
+        self._lock = folder.lock()
+        found = run_state.latest(folder.checkpoints)
+        return str(folder.path), found.path and str(found.path), found.half_written
+
     def __enter__(self) -> Self:
+        self._last_words = LastWords(self.folder.path)
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._close(*exception)
+        if not isinstance(exception[1], jax.errors.JaxRuntimeError):
+            self._last_words.take_back()
+
+    @processes.first_only
+    def _close(self, *exception: object) -> None:
         if exception[0] is not None:
             self.folder.log("".join(traceback.format_exception(*exception)))
         if hasattr(self, "_progress"):
@@ -94,7 +99,7 @@ class Recorder:
     @property
     def resumed(self) -> bool:
         """Whether the run goes on from a checkpoint."""
-        return self._found.path is not None
+        return self._found is not None
 
     def restore(self, state: State) -> tuple[State, int]:
         """The newest checkpoint's state and number of steps done, or `state` and 0.
@@ -104,11 +109,11 @@ class Recorder:
             config's last.
         """
         start = 0
-        if self._found.path is not None:
-            state, facts = run_state.restore(self._found.path, state)
+        if self._found is not None:
+            state, facts = run_state.restore(self._found, state)
             if facts["base_hash"] != self.facts["base_hash"]:
                 raise ValueError(
-                    f"resume: {self._found.path.name} was trained on the base "
+                    f"resume: {self._found.name} was trained on the base "
                     f"{facts['base_hash'][:12]}, base.path holds {self.facts['base_hash'][:12]}: "
                     "name the right base"
                 )
@@ -120,22 +125,29 @@ class Recorder:
                     f"config.steps={self.config['steps']}: {self.folder.path.name} has already "
                     f"done {start}; ask for more"
                 )
+        self._last_words.saved(self._saved)
+        self._begin(start)
+        return state, start
+
+    @processes.first_only
+    def _begin(self, start: int) -> None:
         self._metrics = MetricsWriter(self.folder.path, start=start + 1 if self.resumed else 0)
         self._progress = Progress(self.config["steps"], self.folder.log, start=start)
         self._progress.__enter__()
         self.note(f"run folder: {self.folder.path}")
         if self.resumed:
             self.note(f"goes on after step {start}")
-        for name in self._found.half_written:
+        for name in self._half_written:
             self.note(f"ignored the half-written checkpoint {name}")
         for name, value in self.facts.items():
             self.folder.log(f"{name}: {value}")
-        return state, start
 
+    @processes.first_only
     def note(self, text: str) -> None:
         """A line for the terminal and the log."""
         self._progress.note(text)
 
+    @processes.first_only
     def before(self, evaluation: Mapping[str, float]) -> None:
         """The evaluation before training."""
         self._metrics.write(0, evaluation)
@@ -143,7 +155,8 @@ class Recorder:
 
     def timed(self, steps: Iterable[int]) -> Iterator[int]:
         """The same steps, each timed from here to its `check`: neither start-up nor evaluations."""
-        self._progress.start_clock()
+        if processes.is_first():
+            self._progress.start_clock()
         for step in steps:
             self._step_began = time.monotonic()
             yield step
@@ -166,7 +179,7 @@ class Recorder:
         if exact and self._idle_steps < MOST_IDLE_STEPS:
             return
         self.checkpoint(step, state)
-        self._finish(None, finished=False)
+        processes.by_first(self._finish, None)
         if exact:
             raise RuntimeError(
                 f"step {step}: no update was made for {self._idle_steps} steps; of the last, "
@@ -176,8 +189,9 @@ class Recorder:
                 f"go on with --resume {self.folder.path}"
             )
         path = self.folder.path / f"parity_failure_step_{step:06d}.npz"
-        leaves, _ = jax.tree_util.tree_flatten_with_path(batch)
-        np.savez(path, **{jax.tree_util.keystr(k).strip("."): np.asarray(v) for k, v in leaves})
+        leaves, _ = jax.tree_util.tree_flatten_with_path(processes.read(batch))
+        if processes.is_first():
+            np.savez(path, **{jax.tree_util.keystr(k).strip("."): v for k, v in leaves})
         raise RuntimeError(
             f"step {step}: log-probs of sampler and trainer differ by {gap:g} on the bucket of "
             f"{batch.stream.tokens.shape} tokens under the recipe {recipe!r}; the update was not "
@@ -185,6 +199,7 @@ class Recorder:
             f"--resume {self.folder.path}"
         )
 
+    @processes.first_only
     def step(
         self,
         step: int,
@@ -225,43 +240,28 @@ class Recorder:
         }
         keep = self.config["run"]["keep_checkpoints"]
         run_state.save(self.folder.checkpoints, steps_done, state, facts, keep)
+        self._last_words.saved(steps_done)
 
     def stopped(self, steps_done: int, state: Any) -> dict[str, Any]:
         """Ends an interrupted run: saves it and says how to go on."""
         self.checkpoint(steps_done, state)
         self.note(f"stopped after {steps_done} steps; go on with:")
         self.note(f"  {_command()} --resume {self.folder.path}")
-        return self._finish(None, finished=False)
+        return processes.by_first(self._finish, None)
 
     def after(self, evaluation: Mapping[str, float]) -> dict[str, Any]:
         """Ends a whole run with the evaluation after training."""
-        self._metrics.write(self.config["steps"], evaluation)
-        self.note(f"after training:  {_readable(evaluation)}")
-        return self._finish(evaluation["heldout/pass_greedy"], finished=True)
+        return processes.by_first(self._finish, evaluation)
 
-    def _finish(self, passed: float | None, finished: bool) -> dict[str, Any]:
+    def _finish(self, evaluation: Mapping[str, float] | None) -> dict[str, Any]:
+        """What all have in the end; the evaluation is that of a whole run."""
+        if evaluation is not None:
+            self._metrics.write(self.config["steps"], evaluation)
+            self.note(f"after training:  {_readable(evaluation)}")
         rows = read_metrics(self.folder.path)
-        rewards = [row["reward/mean"] for row in rows if row.get("reward/mean") is not None]
         self._take_time()
         totals = self.totals
-        summary = {
-            "experiment": self.config["experiment"],
-            "config": self.config,
-            "seed": self.config["seed"],
-            "steps": self.config["steps"],
-            "seconds": totals.seconds,
-            "heldout_pass_before": next((r.get("heldout/pass_greedy") for r in rows), None),
-            "heldout_pass_after": passed,
-            "reward_first": rewards[0] if rewards else None,
-            "reward_last": rewards[-1] if rewards else None,
-            "parity_max_abs_diff": totals.parity_max_abs_diff,
-            "parity_tokens": totals.parity_tokens,
-            "tokens_per_second": totals.tokens / max(totals.step_seconds, 1e-9),
-            "peak_memory_bytes": _peak_memory_bytes(),
-            "base_bytes": self.facts["base_bytes"],
-            "adapter_bytes": self.facts["adapter_bytes"],
-            "finished": finished,
-        }
+        summary = summarise(self.config, self.facts, totals, rows, evaluation)
         self.folder.write_summary(summary)
         plot = self.folder.plots / "learning_curve.png"
         learning_curve({self.folder.path.name: rows}, plot)
@@ -286,12 +286,3 @@ def _command() -> str:
 
 def _readable(evaluation: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.1%}" for name, value in evaluation.items())
-
-
-def _peak_memory_bytes() -> int:
-    """Of the device where it keeps count, else of this process."""
-    stats = jax.devices()[0].memory_stats()
-    if stats and "peak_bytes_in_use" in stats:
-        return stats["peak_bytes_in_use"]
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
