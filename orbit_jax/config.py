@@ -370,6 +370,11 @@ def _validate(config: Config) -> None:
         f"must be a number from 0 to {config.mesh.processes - 1}, or -1 where a cluster tells",
     )
     require(
+        re.fullmatch(r"(.+:\d+)?", config.mesh.coordinator) is not None,
+        "mesh.coordinator",
+        "must be host:port of process 0, or empty where a cluster tells",
+    )
+    require(
         config.decoded_rows <= config.rows and config.decoded_rows % config.mesh.size == 0,
         "sampler.slots",
         f"must be at most the {config.rows} rollouts of a step and a multiple of the "

@@ -18,7 +18,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 
 from orbit_jax.config import Config, MeshConfig
+from orbit_jax.last_words import LastWords
 
+_MEETING_SECONDS = 300  # that a process waits for the others to start
 _SHUTDOWN_SECONDS = 60  # that a process which ends by itself waits for the others
 
 
@@ -127,11 +129,18 @@ def put(x: Any, sharding: Sharding) -> jax.Array:
 def _join(mesh: MeshConfig) -> None:
     # Its handler would keep SIGTERM from a process that loads; later `StopFlag` has it.
     jax.config.update("jax_enable_preemption_service", False)
+    words = LastWords()
+    words.prepare(
+        f"error: the {mesh.processes} processes of this run did not all meet within "
+        f"{_MEETING_SECONDS} s: start each, and give all the host:port of process 0 in "
+        f"mesh.coordinator (here: {mesh.coordinator or 'as the cluster says'}), a port that is free"
+    )
     try:
         jax.distributed.initialize(
             mesh.coordinator or None,
             mesh.processes,
             mesh.process if mesh.process >= 0 else None,
+            initialization_timeout=_MEETING_SECONDS,
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
         )
     except (ValueError, RuntimeError) as error:
@@ -140,6 +149,8 @@ def _join(mesh: MeshConfig) -> None:
             "Slurm and Open MPI give mesh.coordinator, host:port of process 0, to all and to each "
             "its mesh.process"
         ) from error
+    finally:
+        words.take_back()
 
 
 def _simulate_devices(count: int) -> None:

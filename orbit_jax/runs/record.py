@@ -19,8 +19,8 @@ import numpy as np
 
 from orbit_jax import processes
 from orbit_jax.checkpoint import run_state
+from orbit_jax.last_words import LastWords
 from orbit_jax.runs.folder import RunFolder
-from orbit_jax.runs.last_words import LastWords
 from orbit_jax.runs.metrics import MetricsWriter, read_metrics
 from orbit_jax.runs.plots import learning_curve
 from orbit_jax.runs.progress import Progress
@@ -64,6 +64,7 @@ class Recorder:
         self.folder, self._found = RunFolder(Path(path)), found and Path(found)
         self.totals = Totals()
         self._saved: int | None = None  # step of the newest checkpoint that is known
+        self._last_words = LastWords()
         self._idle_steps = 0
         self._tick = self._step_began = time.monotonic()
 
@@ -79,7 +80,6 @@ class Recorder:
         return str(folder.path), found.path and str(found.path), found.half_written
 
     def __enter__(self) -> Self:
-        self._last_words = LastWords(self.folder.path)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -125,7 +125,7 @@ class Recorder:
                     f"config.steps={self.config['steps']}: {self.folder.path.name} has already "
                     f"done {start}; ask for more"
                 )
-        self._last_words.saved(self._saved)
+        self._prepare_last_words()
         self._begin(start)
         return state, start
 
@@ -240,7 +240,17 @@ class Recorder:
         }
         keep = self.config["run"]["keep_checkpoints"]
         run_state.save(self.folder.checkpoints, steps_done, state, facts, keep)
-        self._last_words.saved(steps_done)
+        self._prepare_last_words()
+
+    def _prepare_last_words(self) -> None:
+        if jax.process_count() > 1:
+            saved = "nothing is" if self._saved is None else f"step {self._saved} is"
+            self._last_words.prepare(
+                f"error: process {jax.process_index()} of {jax.process_count()} ended before its "
+                "run did: it was stopped, or another was lost (what JAX says above tells which, as "
+                f"far as it knows); {saved} saved: start all again with --resume "
+                f"{self.folder.path}; a lower run.checkpoint_every_steps loses less"
+            )
 
     def stopped(self, steps_done: int, state: Any) -> dict[str, Any]:
         """Ends an interrupted run: saves it and says how to go on."""
