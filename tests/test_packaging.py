@@ -75,7 +75,7 @@ def test_the_makefile_has_every_promised_target():
 
 def test_every_script_that_the_makefile_runs_is_there():
     scripts = re.findall(r"\S+/bin/python (\S+\.py)", MAKEFILE)
-    assert len(scripts) == len(re.findall(r"/bin/python (?!-m|\$)", MAKEFILE)) > 10
+    assert len(scripts) == len(re.findall(r"/bin/python (?!-|\$)", MAKEFILE)) > 10
     assert [script for script in scripts if not (ROOT / script).is_file()] == []
 
 
