@@ -75,7 +75,7 @@ $(READY): requirements-common.txt $(REQUIREMENTS) pyproject.toml
 $(PLUGIN_READY): $(READY)
 	@version=$$($(VENV)/bin/python -c 'import jax; print(jax.__version__)') && \
 	$(VENV)/bin/python $(PIP_INSTALL) --no-deps --upgrade --target $(GPU_COMPILER) \
-		jax-cuda12-plugin==$$version jax-cuda12-pjrt==$$version
+		jax-cuda12-plugin==$$version jax-cuda12-pjrt==$$version nvidia-cuda-nvcc-cu12==12.9.86
 	@touch $@
 
 $(DEV_READY): requirements-common.txt requirements-cpu.txt requirements-dev.txt pyproject.toml

@@ -12,7 +12,7 @@ from jax.experimental import topologies
 
 from orbit_jax.plan.devices import Device
 
-PLUGIN = Path(".gpu_compiler")  # in the repository's root; see the Makefile
+PLUGIN = Path(__file__).parents[2] / ".gpu_compiler"  # in the repository's root, see the Makefile
 
 
 def available() -> bool:
@@ -25,10 +25,15 @@ def set_up(count: int) -> None:
 
     To be called before any other use of jax.
     """
-    if available() and str(PLUGIN.absolute()) not in sys.path:
-        sys.path.insert(0, str(PLUGIN.absolute()))
+    if available() and str(PLUGIN) not in sys.path:
+        sys.path.insert(0, str(PLUGIN))
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", count)
+
+
+def options() -> dict[str, str]:
+    """What compiling for GPUs needs besides a program's own options: where the assembler is."""
+    return {"xla_gpu_cuda_data_dir": str(PLUGIN / "nvidia/cuda_nvcc")} if available() else {}
 
 
 def devices_of(device: Device, count: int) -> tuple[jax.Device, ...]:

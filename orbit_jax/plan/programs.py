@@ -18,6 +18,7 @@ from orbit_jax.checkpoint.rehearsal import abstract_base
 from orbit_jax.config import Config
 from orbit_jax.model.config import MeshShape, ModelConfig
 from orbit_jax.model.stream import Stream
+from orbit_jax.plan import compiler
 from orbit_jax.rl import sampler, train_state
 from orbit_jax.rl.advantages import ADVANTAGES
 from orbit_jax.rl.batch import Batch, token_buckets
@@ -111,7 +112,7 @@ def _base(config: Config, devices: tuple[jax.Device, ...]) -> tuple[ModelConfig,
 
 def _timed(lower: Callable[[], jax.stages.Lowered]) -> Compiled:
     start = time.monotonic()
-    return Compiled(lower().compile(), time.monotonic() - start)
+    return Compiled(lower().compile(compiler.options()), time.monotonic() - start)
 
 
 def _placed(model: ModelConfig, devices: tuple[jax.Device, ...], tree, specs):
