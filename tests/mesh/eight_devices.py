@@ -115,7 +115,8 @@ def worst_gradient_error() -> float:
 def steps(data: int, tensor: int, micro_batches: tuple[int, ...]) -> dict[str, list[float]]:
     """Of one set of rollouts, trained on once by each number of micro-batches.
 
-    The gap between the real sampler and the real step, the loss, and the gradient's norm.
+    The gap between the real sampler and the real step, the loss, the gradient's norm, and how many
+    arrays of the state come back lying otherwise, or programs the sampler needs for those.
     """
     model = on("moe", data, tensor)
     sampling = SamplerConfig(prompts_per_step=8, group_size=4)
@@ -128,30 +129,40 @@ def steps(data: int, tensor: int, micro_batches: tuple[int, ...]) -> dict[str, l
     slots = sampler.empty_state(model, config.rows, config.num_slots, 1)
     slots = mesh.place(model, slots, sampler.state_specs(model, slots))
     programs = parity.build("fast", model, config)
-    rollouts, _ = generate(
-        programs.sample,
-        programs.model,
-        base,
-        state.policy,
-        slots,
-        [list(range(1, 2 + n)) for n in range(8)],
-        group_size=4,
-        max_completion_tokens=config.sampler.max_completion_tokens,
-        stop_ids=(0,),
-        temperature=1.0,
-        seed=0,
-        step=0,
-    )
+
+    def sampled(policy, slots):
+        return generate(
+            programs.sample,
+            programs.model,
+            base,
+            policy,
+            slots,
+            [list(range(1, 2 + n)) for n in range(8)],
+            group_size=4,
+            max_completion_tokens=config.sampler.max_completion_tokens,
+            stop_ids=(0,),
+            temperature=1.0,
+            seed=0,
+            step=0,
+        )
+
+    rollouts, slots = sampled(state.policy, slots)
     rewards = rollouts.tokens.sum(axis=1) % 3
-    found: dict[str, list[float]] = {"gap": [], "loss": [], "gradient": []}
+    found: dict[str, list[float]] = {"gap": [], "loss": [], "gradient": [], "resharded": []}
     for count in micro_batches:
         changed = dataclasses.replace(config, ppo=PPOConfig(micro_batches=count))
         batch = make_batch(model, rollouts, rewards, count, token_buckets(changed)[-1:])
         copy = jax.tree.map(jnp.copy, state)
-        _, metrics = programs.ppo_step(programs.step, base, copy, batch, ppo_clip, group_relative)
+        after, metrics = programs.ppo_step(
+            programs.step, base, copy, batch, ppo_clip, group_relative
+        )
+        pairs = zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True)
+        moved = sum(not a.sharding.is_equivalent_to(b.sharding, a.ndim) for a, b in pairs)
         found["gap"].append(float(metrics["parity/max_abs_diff"]))
         found["loss"].append(float(metrics["loss/policy"]))
         found["gradient"].append(float(metrics["gradient_norm/policy"]))
+        _, slots = sampled(after.policy, slots)
+        found["resharded"].append(moved + programs.sample.executables - 1)
     return found
 
 

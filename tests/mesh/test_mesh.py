@@ -42,6 +42,11 @@ def test_sampler_and_step_agree_on_eight_devices_whatever_the_micro_batches(eigh
     assert [*one["gap"], *other["gap"]] == [0.0, 0.0, 0.0]
 
 
+def test_what_a_step_returns_lies_as_the_sampler_and_the_next_step_take_it(eight_devices):
+    assert eight_devices["steps 8x1"]["resharded"] == [0]
+    assert eight_devices["steps 2x4"]["resharded"] == [0, 0]
+
+
 def test_loss_and_gradient_are_means_over_tokens_for_every_split(eight_devices):
     """Over 8 or 2 shards, in 1 or 4 micro-batches: not the mean of their means."""
     one, other = eight_devices["steps 8x1"], eight_devices["steps 2x4"]
