@@ -11,7 +11,7 @@ Variants:
 Needs: the checkpoint of Qwen/Qwen3-235B-A22B-FP8 (236 GB), problems as rows of
 {"prompt", "answer"}.
 Trains: 3,303,505,920 parameters (1.4%), 3,252,682,752 of them on experts.
-Plan: to be filled in from `experiments/plan.py`.
+Plan: `make plan` with this config; not recorded yet.
 """
 
 from ml_collections import ConfigDict
