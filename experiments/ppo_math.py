@@ -15,8 +15,7 @@ import numpy as np
 
 from orbit_jax import parity, startup
 from orbit_jax.config import Config, to_dict
-from orbit_jax.rl import losses
-from orbit_jax.rl.advantages import ADVANTAGES, AdvantageFn
+from orbit_jax.rl import advantages, losses
 from orbit_jax.rl.batch import make_batch, token_buckets
 from orbit_jax.rl.rollouts import Rollouts, generate
 from orbit_jax.rl.sampler import STOP_REASONS
@@ -35,11 +34,11 @@ def run(
     config: Config,
     resume: str = "",
     loss_fn: losses.LossFn = losses.ppo_clip,
-    advantage_fn: AdvantageFn | None = None,
+    advantage_fn: advantages.AdvantageFn | None = None,
 ) -> dict:
     """Trains by PPO and returns what `summary.json` holds."""
     startup.set_up_jax(config)
-    advantage_fn = advantage_fn or ADVANTAGES[config.ppo.advantage]
+    advantage_fn = advantage_fn or advantages.ADVANTAGES[config.ppo.advantage]
     sampler, ppo, task = config.sampler, config.ppo, config.task
     data = load_data(
         task.jsonl,
