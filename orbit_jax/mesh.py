@@ -205,7 +205,19 @@ def place(config: ModelConfig, tree, specs):
         # Named: an array that may be moved is another signature to jit than one that may not.
         return jax.device_put(tree, jax.devices()[0])
     mesh = build(config.mesh)
-    return jax.tree.map(lambda x, s: processes.put(x, NamedSharding(mesh, s)), tree, specs)
+    return jax.tree.map(lambda x, s: processes.put(x, named(mesh, s)), tree, specs)
+
+
+def named(mesh: Mesh | AbstractMesh, spec: P) -> NamedSharding:
+    """A spec on a mesh, spelt as jit spells that of a result.
+
+    The same layout spelt otherwise is another signature to jit: what a step returned would be
+    compiled for once more.
+    """
+    parts = [tuple(axis for axis in as_axes(axes) if mesh.shape[axis] > 1) for axes in spec]
+    while parts and not parts[-1]:
+        parts.pop()
+    return NamedSharding(mesh, P(*(p[0] if len(p) == 1 else p or None for p in parts)))
 
 
 def weight_sharding(
@@ -234,7 +246,7 @@ def weight_sharding(
                 f"mesh={config.mesh.data}x{config.mesh.tensor} does not divide {path} of shape "
                 f"{list(shape)}: choose a mesh whose axes divide {size}"
             )
-    return NamedSharding(mesh, spec)
+    return named(mesh, spec)
 
 
 def field_spec(spec: P, shape: tuple[int, ...]) -> P:
@@ -248,7 +260,7 @@ def constrain(config: ModelConfig, tree, specs):
         return tree
     mesh = _abstract(config.mesh)
     return jax.tree.map(
-        lambda x, s: lax.with_sharding_constraint(x, NamedSharding(mesh, s)), tree, specs
+        lambda x, s: lax.with_sharding_constraint(x, named(mesh, s)), tree, specs
     )
 
 

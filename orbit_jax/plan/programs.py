@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 from orbit_jax import mesh, parity, startup
 from orbit_jax.checkpoint.base import find_base, load_base, read_config
@@ -121,7 +121,7 @@ def _placed(model: ModelConfig, devices: tuple[jax.Device, ...], tree, specs):
         shardings = jax.tree.map(lambda _: one, tree)
     else:
         built = mesh.build(model.mesh, devices)
-        shardings = jax.tree.map(lambda _, spec: NamedSharding(built, spec), tree, specs)
+        shardings = jax.tree.map(lambda _, spec: mesh.named(built, spec), tree, specs)
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings
     )
