@@ -127,6 +127,8 @@ class Sampling:
             temperature=1.0,
             filtered=False,
             fingerprint=int(state.fingerprint),
+            calls=1,
+            turns=int(state.turns),
         )
 
 

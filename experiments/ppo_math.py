@@ -15,6 +15,7 @@ import numpy as np
 
 from orbit_jax import parity, startup
 from orbit_jax.config import Config, to_dict
+from orbit_jax.plan import traffic
 from orbit_jax.rl import advantages, losses
 from orbit_jax.rl.batch import make_batch, token_buckets
 from orbit_jax.rl.rollouts import Rollouts, generate
@@ -124,6 +125,7 @@ def run(
                     programs.step, base, state, batch, loss_fn, advantage_fn
                 )
                 metrics = jax.device_get(metrics) | describe(sampled, rewards)
+                metrics |= traffic.of_step(programs, sampled)
                 record.check(step, state, metrics, batch, programs.recipe)
                 done = step + 1
                 if done % config.evaluation.every_steps == 0 and done < config.steps:

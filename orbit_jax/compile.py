@@ -53,6 +53,7 @@ class Program:
 
     def __init__(self, fn: Callable, **jit_arguments: Any):
         self.traces = 0
+        self._called: tuple[tuple, dict] = ((), {})
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.traces += 1
@@ -65,12 +66,26 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function, compiling it first for new shapes or static arguments."""
+        self._called = jax.tree.map(_shape_of, (args, kwargs))
         return self._jitted(*args, **kwargs)
 
     @property
     def executables(self) -> int:
         """How many it has: more than traces where the same shapes came from elsewhere."""
         return self._jitted._cache_size()
+
+    @property
+    def text(self) -> str:
+        """The last call's program as it was compiled, in HLO; nothing is compiled for it."""
+        args, kwargs = self._called
+        return self.lower(*args, **kwargs).compile().as_text()
+
+
+def _shape_of(x: Any) -> Any:
+    """Of an array what a program is compiled for, so that no array is kept."""
+    if not isinstance(x, jax.Array):
+        return x
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
 def jit(

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import (
@@ -179,9 +180,11 @@ def stored_specs(shape: MeshShape, adapter: Adapter | None) -> Adapter | None:
 
 
 @jax.named_scope("adapter")
-def gathered(config: ModelConfig, adapter: Adapter | None) -> Adapter | None:
-    """Inside a jit: an adapter as layers read it, out of the parts that are stored."""
-    return constrain(config, adapter, adapter_specs(adapter))
+def gathered(config: ModelConfig, adapter: Adapter, dtype: jnp.dtype) -> Adapter:
+    """Inside a jit: an adapter as layers read it in `dtype`, out of the parts that are stored."""
+    # Without the first constraint it would be gathered in f32, and cast then.
+    parts = constrain(config, adapter.cast(dtype), stored_specs(config.mesh, adapter))
+    return constrain(config, parts, adapter_specs(adapter))
 
 
 def cache_specs(cache: Cache | None) -> Cache | None:
@@ -259,9 +262,7 @@ def constrain(config: ModelConfig, tree, specs):
     if config.mesh.size == 1:
         return tree
     mesh = _abstract(config.mesh)
-    return jax.tree.map(
-        lambda x, s: lax.with_sharding_constraint(x, named(mesh, s)), tree, specs
-    )
+    return jax.tree.map(lambda x, s: lax.with_sharding_constraint(x, named(mesh, s)), tree, specs)
 
 
 def per_device(fn: Callable, config: ModelConfig, in_specs, out_specs) -> Callable:

@@ -7,7 +7,7 @@ During the run every batch is checked by the step itself.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +38,8 @@ class Programs:
     recipe: str
     model: ModelConfig
     step: StepConfig
-    sample: Callable
-    ppo_step: Callable
+    sample: compiler.Program
+    ppo_step: compiler.Program
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,6 +57,11 @@ class Instruction:
         return _parts(self.type[1:-1]) if self.type.startswith("(") else (self.type,)
 
     @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the instructions that it reads."""
+        return tuple(re.findall(r"%?([\w.-]+)(?:, |$)", self.rest.partition(")")[0]))
+
+    @property
     def called(self) -> tuple[str, ...]:
         """Names of the computations that it refers to."""
         found = [one or several for one, several in _CALLED.findall(self.rest)]

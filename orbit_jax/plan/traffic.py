@@ -7,10 +7,12 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from orbit_jax.parity import Programs
 from orbit_jax.plan import hlo
+from orbit_jax.rl.rollouts import Rollouts
 
 PURPOSES = ("routing", "dense", "head", "adapter", "other")
 _SCOPE = re.compile(rf"\b({'|'.join(PURPOSES[:-1])})\b")
@@ -70,14 +72,15 @@ def collectives(text: str) -> list[Collective]:
 
     @functools.cache
     def of(computation: str) -> list[Collective]:
-        found = []
-        for instruction in module.computations.get(computation, ()):
+        found, body = [], module.computations.get(computation, ())
+        purposes = _purposes(body)
+        for instruction in body:
             kind = instruction.opcode.removesuffix("-start")
             # What completes an asynchronous instruction may name its computation once more.
             done = instruction.opcode.endswith(("-done", "-update"))
             inner = [] if done else [of(name) for name in instruction.called]
             if kind in _SENT:
-                found.append(_collective(kind, instruction, module.devices))
+                found += _collective(kind, instruction, module.devices, purposes)
             elif kind == "while":
                 found += [_repeated(instruction, one) for body in inner for one in body]
             elif kind == "conditional":
@@ -89,12 +92,13 @@ def collectives(text: str) -> list[Collective]:
     return of(module.entry)
 
 
-def summary(found: Sequence[Collective], turns: int = 1) -> dict[str, int]:
+def summary(found: Sequence[Collective], turns: int = 1, calls: int = 1) -> dict[str, int]:
     """Bytes that one device sends, by purpose; those of zero too.
 
     Args:
-      turns: of loops of unknown length. Where there are several, as decoding has one for each
-        number of rows, the one that sends most counts for all turns.
+      turns: of loops of unknown length, in all calls. Where there are several, as decoding has one
+        for each number of rows, the one that sends most counts for all turns.
+      calls: of the program.
     """
     loops: dict[str, int] = dict.fromkeys((one.loop for one in found if one.loop), 0)
     for one in found:
@@ -104,8 +108,24 @@ def summary(found: Sequence[Collective], turns: int = 1) -> dict[str, int]:
     sent = dict.fromkeys(PURPOSES, 0)
     for one in found:
         if one.loop in ("", heaviest):
-            sent[one.purpose] += one.total_bytes * (turns if one.loop else 1)
+            sent[one.purpose] += one.total_bytes * (turns if one.loop else calls)
     return sent
+
+
+def of_step(programs: Programs, rollouts: Rollouts) -> dict[str, float]:
+    """Metrics `traffic/{purpose}_mb`: megabytes that one device sent for rollouts and their step.
+
+    Counted in the two programs as they were called last; of one device there are none. Each call of
+    the sampler counts for as long prompts as the last one.
+    """
+    if programs.model.mesh.size == 1:
+        return {}
+    sampling = summary(_read(programs.sample.text), rollouts.turns, rollouts.calls)
+    training = summary(_read(programs.ppo_step.text))
+    return {f"traffic/{name}_mb": (sampling[name] + training[name]) / 1e6 for name in PURPOSES}
+
+
+_read = functools.lru_cache(maxsize=8)(collectives)  # a step's few programs come again
 
 
 def _repeated(loop: hlo.Instruction, one: Collective) -> Collective:
@@ -115,20 +135,47 @@ def _repeated(loop: hlo.Instruction, one: Collective) -> Collective:
     return dataclasses.replace(one, loop=loop.name)
 
 
-def _collective(kind: str, instruction: hlo.Instruction, devices: int) -> Collective:
+def _collective(
+    kind: str,
+    instruction: hlo.Instruction,
+    devices: int,
+    purposes: Mapping[tuple[str, int], str],
+) -> list[Collective]:
+    """One for each array: XLA sends several at once, for whatever purposes."""
     # An asynchronous start returns its operands first; only that of all-reduce does not.
     started = instruction.opcode.endswith("-start") and kind != "all-reduce"
     result = hlo.arrays(instruction.parts[1] if started else instruction.type)
     group = _group(instruction.rest, devices)
+    of_all = _purpose(instruction)
+    return [
+        Collective(
+            kind=kind,
+            purpose=purposes.get((instruction.name, i), of_all),
+            bytes=round(_SENT[kind](group) * array.bytes),
+            executions=1,
+            devices_in_group=group,
+            shape=str(array),
+        )
+        for i, array in enumerate(result)
+    ]
+
+
+def _purposes(body: Sequence[hlo.Instruction]) -> dict[tuple[str, int], str]:
+    """Of the parts of tuples, by the instruction that made the tuple: what takes a part says it."""
+    started, found = {}, {}
+    for instruction in body:
+        if instruction.opcode.endswith("-done"):
+            started[instruction.name] = instruction.operands[0]
+        elif instruction.opcode == "get-tuple-element" and instruction.op_name:
+            maker = instruction.operands[0]
+            index = int(re.search(r"\bindex=(\d+)", instruction.rest)[1])
+            found[started.get(maker, maker), index] = _purpose(instruction)
+    return found
+
+
+def _purpose(instruction: hlo.Instruction) -> str:
     scopes = _SCOPE.findall(instruction.op_name)
-    return Collective(
-        kind=kind,
-        purpose=scopes[-1] if scopes else "other",
-        bytes=round(_SENT[kind](group) * sum(array.bytes for array in result)),
-        executions=1,
-        devices_in_group=group,
-        shape=", ".join(map(str, result)),
-    )
+    return scopes[-1] if scopes else "other"
 
 
 def _group(rest: str, devices: int) -> int:

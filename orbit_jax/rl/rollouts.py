@@ -34,6 +34,7 @@ class Rollouts:
       temperature: the temperature that all rows were sampled with.
       filtered: whether top-k or top-p took tokens away from the distribution.
       fingerprint: of the adapter that sampled them.
+      calls: of the sampler; turns: that decoding went over the model in them.
     """
 
     tokens: np.ndarray
@@ -46,6 +47,8 @@ class Rollouts:
     temperature: float
     filtered: bool
     fingerprint: int
+    calls: int
+    turns: int
 
     @property
     def completion_lengths(self) -> np.ndarray:
@@ -115,8 +118,9 @@ def generate(
         name: np.zeros((len(rows), *getattr(state, name).shape[1:]), getattr(state, name).dtype)
         for name in fields
     }
-    state = clear(config, state)
+    state, calls = clear(config, state), 0
     while queue or running:
+        calls += 1
         free = [slot for slot in range(slots) if slot not in running]
         new = {slot: queue.popleft() for slot in free[: len(queue)]}
         incoming = admit_prompts(
@@ -152,6 +156,8 @@ def generate(
         temperature=temperature,
         filtered=filtered,
         fingerprint=int(state.fingerprint),
+        calls=calls,
+        turns=int(state.turns),
     )
     return rollouts, state
 
@@ -159,7 +165,8 @@ def generate(
 def clear(config: ModelConfig, state: SamplerState) -> SamplerState:
     """Every slot idle. Stale keys and values stay: nothing looks past a row's own tokens."""
     idle = np.full(state.status.shape, IDLE, np.int32)
-    return state.replace(status=mesh.place(config, idle, P("data")))
+    status, turns = mesh.place(config, (idle, np.int32(0)), (P("data"), P()))
+    return state.replace(status=status, turns=turns)
 
 
 def admit_prompts(

@@ -65,6 +65,7 @@ class SamplerState:
       status: [B] int32, an index into `STOP_REASONS`.
       controls: how each slot samples.
       fingerprint: uint32 checksum of the adapter that sampled last.
+      turns: int32, how often decoding went over the model since the slots were cleared.
     """
 
     cache: Cache
@@ -75,6 +76,7 @@ class SamplerState:
     status: jax.Array
     controls: Controls
     fingerprint: jax.Array
+    turns: jax.Array
 
 
 @struct.dataclass
@@ -118,13 +120,14 @@ def empty_state(config: ModelConfig, num_rows: int, num_slots: int, num_stops: i
             noise_ids=jnp.zeros((b, 4), jnp.uint32),
         ),
         fingerprint=jnp.uint32(0),
+        turns=jnp.int32(0),
     )
 
 
 def state_specs(config: ModelConfig, state: SamplerState) -> SamplerState:
     """Where the slots lie on a mesh: rows over `data`, those of the cache over all devices."""
     specs = mesh.row_specs(state)
-    return specs.replace(cache=mesh.cache_specs(state.cache), fingerprint=P())
+    return specs.replace(cache=mesh.cache_specs(state.cache), fingerprint=P(), turns=P())
 
 
 def sample(
@@ -152,7 +155,7 @@ def sample(
     """
     mark = fingerprint(adapter.params) if adapter else jnp.uint32(0)
     if adapter:
-        adapter = mesh.gathered(config, adapter.cast(jnp.dtype(config.compute_dtype)))
+        adapter = mesh.gathered(config, adapter, jnp.dtype(config.compute_dtype))
     state = _admit(config, base, adapter, state.replace(fingerprint=mark), incoming)
     keys = row_keys(state.controls.noise_ids)
     (b, s), shards = state.tokens.shape, config.mesh.size
@@ -216,7 +219,8 @@ def sample(
                 functools.partial(decode, rows, window),
                 carry,
             )
-    state = carry[1]
+    turns, state = carry
+    state = state.replace(turns=state.turns + turns)
     return mesh.constrain(config, state, state_specs(config, state))
 
 

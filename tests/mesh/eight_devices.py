@@ -21,6 +21,7 @@ from orbit_jax.adapters.adapter import LINEAR_LAYERS, attach  # noqa: E402
 from orbit_jax.adapters.lora import LoRA  # noqa: E402
 from orbit_jax.config import Config, MeshConfig, PPOConfig, SamplerConfig  # noqa: E402
 from orbit_jax.model.config import MeshShape, ModelConfig  # noqa: E402
+from orbit_jax.plan import traffic  # noqa: E402
 from orbit_jax.quant.qtensor import QTensor  # noqa: E402
 from orbit_jax.rl import sampler, train_state  # noqa: E402
 from orbit_jax.rl.advantages import group_relative  # noqa: E402
@@ -112,12 +113,12 @@ def worst_gradient_error() -> float:
     return max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in pairs)
 
 
-def steps(data: int, tensor: int, micro_batches: tuple[int, ...]) -> dict[str, list[float]]:
+def steps(data: int, tensor: int, micro_batches: tuple[int, ...]) -> dict[str, list]:
     """Of one set of rollouts, trained on once by each number of micro-batches.
 
     The gap between the real sampler and the real step, the loss, the gradient's norm, how many
-    arrays of the state come back lying otherwise, and how many programs sampler and step need too
-    many when they go on from there.
+    arrays of the state come back lying otherwise, how many programs sampler and step need too many
+    when they go on from there, and what they send; turns of decoding and the longest completion.
     """
     model = on("moe", data, tensor)
     sampling = SamplerConfig(prompts_per_step=8, group_size=4)
@@ -149,7 +150,8 @@ def steps(data: int, tensor: int, micro_batches: tuple[int, ...]) -> dict[str, l
 
     rollouts, slots = sampled(state.policy, slots)
     rewards = rollouts.tokens.sum(axis=1) % 3
-    found: dict[str, list[float]] = {"gap": [], "loss": [], "gradient": [], "resharded": []}
+    found = {"gap": [], "loss": [], "gradient": [], "resharded": [], "sent": []}
+    found["turns"] = [rollouts.turns, int(rollouts.completion_lengths.max())]
     for count in micro_batches:
         changed = dataclasses.replace(config, ppo=PPOConfig(micro_batches=count))
         batch = make_batch(model, rollouts, rewards, count, token_buckets(changed)[-1:])
@@ -165,6 +167,7 @@ def steps(data: int, tensor: int, micro_batches: tuple[int, ...]) -> dict[str, l
         step(after, batch, ppo_clip, group_relative)
         compiled = programs.sample.executables + programs.ppo_step.executables
         found["resharded"].append(moved + compiled - 1 - len(found["gap"]))
+        found["sent"].append(traffic.of_step(programs, rollouts))
     return found
 
 

@@ -47,6 +47,22 @@ def test_what_a_step_returns_lies_as_the_sampler_and_the_next_step_take_it(eight
     assert eight_devices["steps 2x4"]["resharded"] == [0, 0]
 
 
+def test_a_step_tells_what_a_device_sent_for_adapters(eight_devices):
+    """Dense weights' factors of rank 4, by hand: gathered in bf16 once to sample, in f32 once for
+    each micro-batch, and their gradients scattered as often. A lies over all eight devices; of B a
+    device reads the outputs of its tensor rank, half of which its peer in `data` has."""
+    inputs, outputs = 64 + 64 + 64 + 128, 128 + 64 + 64 + 64
+    layers, f32 = 2, 4
+    once = layers * 4 * f32 * (inputs * 7 / 8 + outputs / 4 / 2)
+    steps = eight_devices["steps 2x4"]
+    found = [sent["traffic/adapter_mb"] for sent in steps["sent"]]
+    np.testing.assert_allclose(found, [(0.5 + 2) * once / 1e6, (0.5 + 4 * 2) * once / 1e6])
+    assert all(sent["traffic/routing_mb"] > 1 for sent in steps["sent"])
+    assert eight_devices["steps 8x1"]["sent"][0]["traffic/dense_mb"] == 0
+    turns, longest = steps["turns"]
+    assert turns == longest > 1
+
+
 def test_loss_and_gradient_are_means_over_tokens_for_every_split(eight_devices):
     """Over 8 or 2 shards, in 1 or 4 micro-batches: not the mean of their means."""
     one, other = eight_devices["steps 8x1"], eight_devices["steps 2x4"]

@@ -73,6 +73,7 @@ def test_a_loop_of_unknown_length_counts_as_one_turn_and_is_marked(texts):
     assert sorted(one.per_token for one in found) == [False, True]
     assert summary(found)["dense"] == 6 * GATHERED
     assert summary(found, turns=10)["dense"] == (3 + 10 * 3) * GATHERED
+    assert summary(found, turns=10, calls=2)["dense"] == (2 * 3 + 10 * 3) * GATHERED
 
 
 def test_of_several_loops_of_unknown_length_the_heaviest_counts_for_all_turns(texts):
@@ -167,9 +168,31 @@ HEAD = 'metadata={op_name="jit(f)/lm_head/dense/head/all_gather" stack_frame_id=
     ],
 )
 def test_spellings_of_gpu_programs(line, expected):
-    (one,) = collectives(GPU.replace("BODY", "  " + line))
-    assert (one.kind, one.purpose, one.bytes, one.devices_in_group, one.shape) == expected
-    assert one.executions == 61
+    found = collectives(GPU.replace("BODY", "  " + line))
+    (same,) = {(one.kind, one.purpose, one.devices_in_group, one.executions) for one in found}
+    sent, shapes = sum(one.bytes for one in found), ", ".join(one.shape for one in found)
+    assert (*same[:2], sent, same[2], shapes) == expected
+    assert same[3] == 61
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "%s = (bf16[8,8]{1,0}, f32[8]{0}) all-gather(%x, %y), replica_groups=[1,8]<=[8], HEAD\n"
+        "  %u = bf16[8,8]{1,0} get-tuple-element(%s), index=0, ADAPTER\n"
+        "  %v = f32[8]{0} get-tuple-element(%s), index=1",
+        "%s = ((bf16[1,8]{1,0}, f32[1]{0}), (bf16[8,8]{1,0}, f32[8]{0})) all-gather-start(%x, %y), "
+        "replica_groups=[1,8]<=[8], HEAD\n"
+        "  %d = (bf16[8,8]{1,0}, f32[8]{0}) all-gather-done(%s)\n"
+        "  %u = bf16[8,8]{1,0} get-tuple-element(%d), index=0, ADAPTER\n"
+        "  %v = f32[8]{0} get-tuple-element(%d), index=1",
+    ],
+)
+def test_what_is_sent_together_counts_for_the_purpose_of_each_part(lines):
+    adapter = 'metadata={op_name="jit(f)/adapter/all_gather"}'
+    body = "  " + lines.replace("HEAD", HEAD).replace("ADAPTER", adapter)
+    found = collectives(GPU.replace("BODY", body))
+    assert [(one.purpose, one.bytes) for one in found] == [("adapter", 112), ("head", 28)]
 
 
 def test_groups_in_an_unknown_spelling_are_refused():

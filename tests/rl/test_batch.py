@@ -34,6 +34,8 @@ def rollouts(*rows: tuple[int, list[bool]], **given) -> Rollouts:
         "temperature": 0.7,
         "filtered": False,
         "fingerprint": 2**32 - 5,
+        "calls": 1,
+        "turns": 2,
     }
     return Rollouts(**fields | given)
 
@@ -174,6 +176,8 @@ def test_the_largest_bucket_holds_any_batch_and_no_more_than_needed(
         temperature=1.0,
         filtered=False,
         fingerprint=0,
+        calls=1,
+        turns=2,
     )
     model = dataclasses.replace(MOE, mesh=MeshShape(data, 1))
     small, large = token_buckets(config)
