@@ -5,8 +5,10 @@
 
 An arm is what experts share, and a rank: `each:16` gives every expert factors of its own, `outer:8`
 shares a layer's factors on the side of the residual stream, `all:16` shares both, `none` leaves the
-experts alone. Attention has rank 16 in all of them. Each arm is trained by `ppo_math.run` on the
-shipped base; a table of held-out rates and sizes goes to `expert_adapters.json` in --out.
+experts as they are. Each is trained by `ppo_math.run` on the shipped base twice: beside factors of
+rank 16 on attention, which learn the task by themselves, and alone, which tells the arms apart. The
+mean reward over all steps says how fast it learnt. Held-out rates, rewards and sizes go to
+`expert_adapters.json` in --out.
 """
 
 import argparse
@@ -17,7 +19,6 @@ import sys
 from pathlib import Path
 
 import jax
-import numpy as np
 from ppo_math import run
 from rich.console import Console
 from rich.table import Table
@@ -33,16 +34,17 @@ LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 EXPERTS = ("gate_proj", "up_proj", "down_proj")
 LARGE = "configs/models/kimi_k2"
 STORED = 4 + 8  # bytes of a trained parameter: f32, and Adam's moments
+SHOWN = ("heldout_pass_after", "reward_mean", "reward_last")
 
 
-def adapter(arm: str, attention: tuple[str, ...]) -> AdapterConfig:
-    """The adapter of an arm: rank 16 beside the experts."""
+def adapter(arm: str, beside: tuple[str, ...] = ()) -> AdapterConfig:
+    """The adapter of an arm, and rank 16 on the weights beside the experts."""
     if arm == "none":
-        return AdapterConfig(targets=attention)
+        return AdapterConfig(targets=beside)
     shared, rank = arm.split(":")
     experts = tuple(f"experts.{name}" for name in EXPERTS)
     return AdapterConfig(
-        targets=(*attention, *experts),
+        targets=(*beside, *experts),
         overrides=tuple(f"{name}:{rank}" for name in experts),
         experts=shared,
     )
@@ -57,55 +59,60 @@ def parameters_of_the_large_model(arm: str) -> int:
     return trained_parameters(jax.eval_shape(make))
 
 
+def train(arguments: argparse.Namespace, chosen: AdapterConfig) -> dict[str, list[float]]:
+    """The figures of one adapter's runs, a value for each seed."""
+    found = []
+    for seed in arguments.seeds:
+        config = Config(
+            experiment="expert_adapters",
+            seed=seed,
+            steps=arguments.steps,
+            adapter=chosen,
+            evaluation=EvaluationConfig(every_steps=1000),
+            run=RunConfig(root=str(arguments.root)),
+        )
+        if arguments.quick:
+            task = dataclasses.replace(config.task, heldout_problems=16, unseen_problems=0)
+            sampler = dataclasses.replace(config.sampler, prompts_per_step=8, group_size=4)
+            config = dataclasses.replace(config, task=task, sampler=sampler)
+        found.append(run(config))
+        assert found[-1]["parity_max_abs_diff"] == 0
+    trained = found[0]["adapter_bytes"] // 4
+    return {"trained": trained} | {name: [one[name] for one in found] for name in SHOWN}
+
+
 def main() -> int:
     arguments = _arguments()
     rows = []
     for arm in arguments.arms:
-        found = []
-        for seed in arguments.seeds:
-            config = Config(
-                experiment=f"expert_adapters_{arm.replace(':', '')}",
-                seed=seed,
-                steps=arguments.steps,
-                adapter=adapter(arm, ATTENTION),
-                evaluation=EvaluationConfig(every_steps=1000),
-                run=RunConfig(root=str(arguments.root)),
-            )
-            if arguments.quick:
-                task = dataclasses.replace(config.task, heldout_problems=16, unseen_problems=0)
-                sampler = dataclasses.replace(config.sampler, prompts_per_step=8, group_size=4)
-                config = dataclasses.replace(config, task=task, sampler=sampler)
-            found.append(run(config))
         large = parameters_of_the_large_model(arm)
-        rows.append(
-            {
-                "arm": arm,
-                "seeds": len(found),
-                "trained": found[0]["adapter_bytes"] // 4,
-                "heldout_before": float(np.mean([one["heldout_pass_before"] for one in found])),
-                "heldout_after": [one["heldout_pass_after"] for one in found],
-                "reward_last": [one["reward_last"] for one in found],
-                "parity": max(one["parity_max_abs_diff"] for one in found),
-                "trained_kimi_k2": large,
-                "stored_gb_kimi_k2": STORED * large / 1e9,
-            }
-        )
+        row = {"arm": arm, "beside_attention": train(arguments, adapter(arm, ATTENTION))}
+        if arm != "none":
+            row["alone"] = train(arguments, adapter(arm))
+        rows.append(row | {"trained_kimi_k2": large, "stored_gb_kimi_k2": STORED * large / 1e9})
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / "expert_adapters.json").write_text(json.dumps(rows, indent=2) + "\n")
+    show(rows)
+    return 0
+
+
+def show(rows: list[dict]) -> None:
     table = Table(box=None, header_style="bold")
-    for head in ("arm", "trained", "held out, after", "last reward", "on Kimi-K2", "stored, GB"):
+    heads = ("arm", "trained", "held out", "mean reward", "alone: held out", "mean reward")
+    for head in (*heads, "on Kimi-K2", "stored, GB"):
         table.add_column(head, justify="right")
     for row in rows:
+        both = (row["beside_attention"], row.get("alone", {}))
+        rates = [", ".join(f"{x:.1%}" for x in one.get("heldout_pass_after", ())) for one in both]
+        means = [", ".join(f"{x:.3f}" for x in one.get("reward_mean", ())) for one in both]
         table.add_row(
             row["arm"],
-            f"{row['trained']:,}",
-            ", ".join(f"{rate:.1%}" for rate in row["heldout_after"]),
-            ", ".join(f"{reward:.3f}" for reward in row["reward_last"]),
+            f"{row['beside_attention']['trained']:,}",
+            *(rates[0], means[0], rates[1], means[1]),
             f"{row['trained_kimi_k2']:,}",
             f"{row['stored_gb_kimi_k2']:.1f}",
         )
     Console(width=110).print(table)
-    return 0
 
 
 def _arguments() -> argparse.Namespace:

@@ -6,9 +6,10 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 import pytest
@@ -49,17 +50,27 @@ class Ended(NamedTuple):
     text: str
 
 
-def start(fields: dict, resume: str = "") -> subprocess.Popen:
-    command = [sys.executable, "-u", "experiments/ppo_math.py", "--config=configs/tiny_moe.py:test"]
-    command += [f"--config.{name}={value}" for name, value in (SMALL | fields).items()]
-    return subprocess.Popen(
-        [*command, "--resume", resume] if resume else command,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+class Running(NamedTuple):
+    """A process, and the file that it prints to: one that nobody reads must not fill a pipe."""
+
+    process: subprocess.Popen
+    printed: IO[str]
+
+
+def launch(command: list[str], paths: tuple[Path, ...], stderr: int | None = None) -> Running:
+    printed = tempfile.TemporaryFile("w+")  # noqa: SIM115
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    command = [sys.executable, "-u", *command]
+    return Running(
+        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=printed, stderr=stderr), printed
     )
+
+
+def start(fields: dict, resume: str = "") -> Running:
+    command = ["experiments/ppo_math.py", "--config=configs/tiny_moe.py:test"]
+    command += [f"--config.{name}={value}" for name, value in (SMALL | fields).items()]
+    command += ["--resume", resume] if resume else []
+    return launch(command, (ROOT,), stderr=subprocess.STDOUT)
 
 
 def free_port() -> int:
@@ -67,20 +78,23 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def start_two(*each: dict, resume: str = "") -> list[subprocess.Popen]:
+def start_two(*each: dict, resume: str = "") -> list[Running]:
     both = {"mesh.processes": 2, "mesh.coordinator": f"localhost:{free_port()}"}
     return [start(fields | both | {"mesh.process": n}, resume) for n, fields in enumerate(each)]
 
 
-def end(*running: subprocess.Popen) -> list[Ended]:
-    """Waits for them and for what outlives them."""
+def end(*running: Running) -> list[Ended]:
+    """Waits for them."""
     try:
-        texts = [process.communicate(timeout=SECONDS)[0] for process in running]
+        for process, _ in running:
+            process.wait(timeout=SECONDS)
     finally:
-        for process in running:
+        for process, _ in running:
             process.kill()
             process.wait()
-    return [Ended(process.returncode, text) for process, text in zip(running, texts, strict=True)]
+    for _, printed in running:
+        printed.seek(0)
+    return [Ended(process.returncode, printed.read()) for process, printed in running]
 
 
 def folder(root: Path) -> Path:
@@ -115,10 +129,10 @@ def lost(tmp_path_factory) -> Lost:
     first, second = start_two(*[{"run.root": root, "steps": 1000}] * 2)
     deadline = time.monotonic() + SECONDS
     while not any('"step": 2' in file.read_text() for file in root.glob("*/metrics.jsonl")):
-        if first.poll() is not None or time.monotonic() > deadline:
+        if first.process.poll() is not None or time.monotonic() > deadline:
             break
         time.sleep(0.02)
-    second.kill()
+    second.process.kill()
     began = time.monotonic()
     survivor, _ = end(first, second)
     return Lost(root, survivor, time.monotonic() - began)
@@ -181,14 +195,9 @@ def test_two_processes_report_what_one_does(one: Path, lost: Lost, two: list[End
 @pytest.fixture(scope="module")
 def agreed() -> list[dict]:
     """What two processes with different values agree on."""
-    command = [sys.executable, str(ROOT / "tests/two_processes.py")]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/model'}"}
-    port = str(free_port())
-    pair = [
-        subprocess.Popen([*command, n, port], env=environment, text=True, stdout=subprocess.PIPE)
-        for n in "01"
-    ]
-    ended = end(*pair)
+    command, port = ["tests/two_processes.py"], str(free_port())
+    paths = (ROOT, ROOT / "tests/model")
+    ended = end(*(launch([*command, n, port], paths) for n in "01"))
     assert [each.code for each in ended] == [0, 0]
     return [json.loads(each.text.splitlines()[-1]) for each in ended]
 

@@ -27,8 +27,9 @@ _SHARES = "by closed forms; sending as shares of a step, of it what is trained, 
 class Comparison:
     """Both ways of training a model; of `full` the first is the ordinary one, the last the leanest.
 
-    `largest` is what one node has room for: rows of the workload sampled at once by either way, and
-    the rank of LoRA on all linear weights. None where all parameters do not fit one.
+    `largest` is what one node has room for: rows of the workload sampled at once by either way, the
+    same for PPO with a critic and a reference, and the rank of LoRA on all linear weights. None
+    where all parameters do not fit one.
     """
 
     model: Model
@@ -70,9 +71,15 @@ def compare(
     full = tuple(full_parameters.full_parameters(model, device, workload, p) for p in PRECISIONS)
     given, largest = (model, device, workload), None
     if full[0].nodes == 1:
+        rows, all_parameters = adapter_only.largest_batch, (*given, PRECISIONS[0], 1)
         largest = {
-            "rows_with_adapters": adapter_only.largest_batch(*given, trained, mesh),
-            "rows_with_all_parameters": full_parameters.largest_batch(*given, PRECISIONS[0], 1),
+            "rows_with_adapters": rows(*given, trained, mesh),
+            "rows_with_all_parameters": full_parameters.largest_batch(*all_parameters),
+            # The critic's adapter is taken for one like the policy's; the base is the reference.
+            "ppo_rows_with_adapters": rows(*given, 2 * trained, mesh),
+            "ppo_rows_with_all_parameters": full_parameters.largest_batch(
+                *all_parameters, critic_and_reference=True
+            ),
             "rank": adapter_only.largest_rank(*given, mesh),
         }
     adapter = adapter_only.adapter_only(*given, trained, reduced, mesh)
@@ -88,6 +95,11 @@ def show(found: Comparison, price_per_device_hour: float, console: Console) -> N
         largest = {name: f"{value:,}" for name, value in found.largest.items()}
         rows = [
             ("rows at once", largest["rows_with_adapters"], largest["rows_with_all_parameters"]),
+            (
+                "with a critic and a reference",
+                largest["ppo_rows_with_adapters"],
+                largest["ppo_rows_with_all_parameters"],
+            ),
             ("rank of LoRA on all weights", largest["rank"], "all parameters"),
         ]
         table(

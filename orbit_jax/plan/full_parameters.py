@@ -108,12 +108,23 @@ def full_parameters(
 
 
 def largest_batch(
-    model: Model, device: Device, workload: Workload, precision: Precision, nodes: int
+    model: Model,
+    device: Device,
+    workload: Workload,
+    precision: Precision,
+    nodes: int,
+    *,
+    critic_and_reference: bool = False,
 ) -> int:
-    """Rows of the workload's length that `nodes` can sample at once; 0 without room for any."""
+    """Rows of the workload's length that `nodes` can sample at once; 0 without room for any.
+
+    A critic of the same model is trained too, and a reference is a further copy of the weights.
+    """
     spread = _spread_bytes(model, workload, precision)
     room = workload.bytes_per_device(device) - _activation_bytes(model, workload)
     left = nodes * DEVICES_PER_NODE * room - spread["state_bytes"] - spread["rollout_bytes"]
+    if critic_and_reference:
+        left -= spread["state_bytes"] + precision.weights * model.parameters
     return max(0, math.floor(left / (workload.tokens_per_row * model.cache_bytes_per_token)))
 
 

@@ -17,6 +17,7 @@ from orbit_jax.rl.sampler import EOS, IDLE, NO_STOP, RUNNING, Controls, Incoming
 # Shares of a full house (all slots of all rows) for which prompts are processed: a refill of a few
 # rows, a prompt for every eighth and every fourth row or short ones for all, and the worst case.
 _SHARES = (1 / 32, 1 / 8, 1 / 4, 1.0)
+_PREFILL_TOKENS = 1 << 14  # at a time, of several prompts: more would only take memory
 _REFILL_EVERY = 32  # decoded tokens: a call, and a slot that idles for half of them, cost less
 
 
@@ -122,7 +123,8 @@ def generate(
     while queue or running:
         calls += 1
         free = [slot for slot in range(slots) if slot not in running]
-        new = {slot: queue.popleft() for slot in free[: len(queue)]}
+        count = _at_once(config, state, free, [rows[row][0] for row in queue], prompts)
+        new = {slot: queue.popleft() for slot in free[:count]}
         incoming = admit_prompts(
             config,
             state,
@@ -139,10 +141,13 @@ def generate(
         )
         running |= new
         held |= {slot: rows[row][0] for slot, row in new.items()}
-        # With rows waiting, slots that have finished are looked for now and then.
-        steps = np.int32(_REFILL_EVERY if queue else limits.max(initial=0))
+        if queue and count < len(free):
+            steps = 0  # the next prompts first
+        else:
+            # With rows waiting, slots that have finished are looked for now and then.
+            steps = _REFILL_EVERY if queue else limits.max(initial=0)
         incoming = mesh.place_rows(config, incoming)
-        state = sample(config, base, adapter, state, incoming, steps, filters=filtered)
+        state = sample(config, base, adapter, state, incoming, np.int32(steps), filters=filtered)
         status = processes.read(state.status)
         done = [slot for slot in running if status[slot] != RUNNING]
         if done:
@@ -160,6 +165,31 @@ def generate(
         turns=int(state.turns),
     )
     return rollouts, state
+
+
+def _at_once(
+    config: ModelConfig,
+    state: SamplerState,
+    free: Sequence[int],
+    waiting: Sequence[int],
+    prompts: Sequence[Sequence[int]],
+) -> int:
+    """How many of the rows that wait, named by their groups, go into the free slots by one call.
+
+    As many as fit a stream of `_PREFILL_TOKENS`, or the smallest that there is.
+    """
+    (num_slots, width), shards = state.tokens.shape, config.mesh.size
+    streams = sizes(num_slots * width, _SHARES, shards)
+    most = max((s for s in streams if s <= _PREFILL_TOKENS), default=min(streams)) // shards
+    used, seen = [0] * shards, set()
+    for count, (slot, group) in enumerate(zip(free, waiting, strict=False)):
+        shard = slot * shards // num_slots
+        if (shard, group) not in seen:  # of equal prompts on a device one is processed
+            seen.add((shard, group))
+            used[shard] += len(prompts[group]) - 1
+            if count and used[shard] > most:
+                return count
+    return min(len(free), len(waiting))
 
 
 def clear(config: ModelConfig, state: SamplerState) -> SamplerState:

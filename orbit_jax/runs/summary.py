@@ -49,6 +49,7 @@ def summarise(
         "heldout_pass_after": evaluation and evaluation["heldout/pass_greedy"],
         "reward_first": rewards[0] if rewards else None,
         "reward_last": rewards[-1] if rewards else None,
+        "reward_mean": sum(rewards) / len(rewards) if rewards else None,
         "parity_max_abs_diff": totals.parity_max_abs_diff,
         "parity_tokens": totals.parity_tokens,
         "tokens_per_second": totals.tokens / max(totals.step_seconds, 1e-9),

@@ -54,6 +54,8 @@ def test_the_largest_is_told_only_where_all_parameters_fit_one_node():
     assert found().largest == {
         "rows_with_adapters": 606,
         "rows_with_all_parameters": (8 * 3800 - 18_000) // 32,
+        "ppo_rows_with_adapters": 606 - 420 * 24 // 32,
+        "ppo_rows_with_all_parameters": 0,  # 34 bytes a parameter
         "rank": 5,
     }
     assert found(DEVICE).largest is None
@@ -72,13 +74,21 @@ def test_the_table_sets_shares_of_a_step_apart():
     assert row == ["adapters", *expected.split()]
 
 
-@pytest.mark.parametrize(("device", "times"), [("h100", 10), ("b200", 1.6)])
-def test_thirty_billion_parameters_leave_more_room_for_rows_with_adapters(device, times):
+@pytest.mark.parametrize(
+    ("device", "times", "times_in_ppo"), [("h100", 10, None), ("h200", 1.9, None), ("b200", 1.6, 4)]
+)
+def test_thirty_billion_parameters_leave_more_room_for_rows_with_adapters(
+    device, times, times_in_ppo
+):
+    """On the smaller ones a critic and a reference of all parameters do not fit at all."""
     source = json.loads((ROOT / "configs/models/qwen3_30b_a3b/config.json").read_text())
     model = count(ModelConfig.from_hf(source), base_bytes=31_170_000_000)  # FP8
     workload = workload_of(from_config_dict(recipes.node("qwen3_30b_a3b")))
     largest = compare(model, find(device), workload, *lora_parameters(model, 16), MESH).largest
     assert largest["rows_with_adapters"] > times * largest["rows_with_all_parameters"]
+    both = largest["ppo_rows_with_adapters"], largest["ppo_rows_with_all_parameters"]
+    assert both[0] > (times_in_ppo or 1) * both[1]
+    assert (both[1] == 0) == (times_in_ppo is None)
 
 
 @pytest.mark.parametrize("name", ["7b", "50t"])

@@ -9,7 +9,7 @@ import pytest
 from lab import Lab, prompts
 
 from orbit_jax.model.stream import Stream
-from orbit_jax.rl import draw, sampler
+from orbit_jax.rl import draw, rollouts, sampler
 from orbit_jax.rl.packing import pack
 from orbit_jax.rl.rollouts import Rollouts, admit_prompts
 from orbit_jax.rl.sampler import EOS, IDLE, LENGTH, RUNNING, TOOL, Incoming, SamplerState
@@ -194,6 +194,23 @@ def test_waves_through_few_slots_equal_one_big_wave(toy, adapter):
     """8 slots cut groups of 3 in two; each part processes the prompt again."""
     asked = {"prompts": prompts(8), "group_size": 3}
     assert same_rollouts(toy.generate(adapter, **asked), toy.generate(adapter, 8, **asked))
+
+
+def test_long_prompts_come_in_one_after_another(toy, adapter, stopping, monkeypatch):
+    """At most 100 tokens at a time: the smallest stream, of 48, holds one or two prompts."""
+    streams, sample = [], toy.sample
+
+    def watched(*args, **given):
+        streams.append(args[4].stream.tokens.size)
+        return sample(*args, **given)
+
+    monkeypatch.setattr(toy, "sample", watched)
+    monkeypatch.setattr(rollouts, "_PREFILL_TOKENS", 100)
+    one_by_one = toy.generate(adapter, stop_ids=STOPS)
+    assert stopping.calls == 1 < one_by_one.calls
+    assert set(streams) == {48}
+    assert one_by_one.turns == stopping.turns
+    assert same_rollouts(one_by_one, stopping)
 
 
 def test_a_shared_prompt_equals_one_that_each_row_processes(toy, adapter):
