@@ -128,7 +128,7 @@ class Sampling:
             filtered=False,
             fingerprint=int(state.fingerprint),
             calls=1,
-            turns=int(state.turns),
+            decode_steps=int(state.decode_steps),
         )
 
 

@@ -92,9 +92,12 @@ def end(*running: Running) -> list[Ended]:
         for process, _ in running:
             process.kill()
             process.wait()
-    for _, printed in running:
-        printed.seek(0)
-    return [Ended(process.returncode, printed.read()) for process, printed in running]
+    ended = []
+    for process, printed in running:
+        with printed:
+            printed.seek(0)
+            ended.append(Ended(process.returncode, printed.read()))
+    return ended
 
 
 def folder(root: Path) -> Path:

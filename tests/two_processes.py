@@ -56,7 +56,7 @@ def rewards(model, number: int) -> list:
         filtered=False,
         fingerprint=0,
         calls=1,
-        turns=2,
+        decode_steps=2,
     )
     graded = np.array([1, 0, 1, 1 - number], np.float32)  # the last one's grader was late
     batch = make_batch(model, rollouts, graded, 1, (Bucket(64, 64),))

@@ -120,7 +120,7 @@ def of_step(programs: Programs, rollouts: Rollouts) -> dict[str, float]:
     """
     if programs.model.mesh.size == 1:
         return {}
-    sampling = summary(_read(programs.sample.text), rollouts.turns, rollouts.calls)
+    sampling = summary(_read(programs.sample.text), rollouts.decode_steps, rollouts.calls)
     training = summary(_read(programs.ppo_step.text))
     return {f"traffic/{name}_mb": (sampling[name] + training[name]) / 1e6 for name in PURPOSES}
 

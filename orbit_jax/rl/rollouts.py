@@ -35,7 +35,7 @@ class Rollouts:
       temperature: the temperature that all rows were sampled with.
       filtered: whether top-k or top-p took tokens away from the distribution.
       fingerprint: of the adapter that sampled them.
-      calls: of the sampler; turns: that decoding went over the model in them.
+      calls: of the sampler; decode_steps: how often decoding went over the model in them.
     """
 
     tokens: np.ndarray
@@ -49,7 +49,7 @@ class Rollouts:
     filtered: bool
     fingerprint: int
     calls: int
-    turns: int
+    decode_steps: int
 
     @property
     def completion_lengths(self) -> np.ndarray:
@@ -162,7 +162,7 @@ def generate(
         filtered=filtered,
         fingerprint=int(state.fingerprint),
         calls=calls,
-        turns=int(state.turns),
+        decode_steps=int(state.decode_steps),
     )
     return rollouts, state
 
@@ -195,8 +195,8 @@ def _at_once(
 def clear(config: ModelConfig, state: SamplerState) -> SamplerState:
     """Every slot idle. Stale keys and values stay: nothing looks past a row's own tokens."""
     idle = np.full(state.status.shape, IDLE, np.int32)
-    status, turns = mesh.place(config, (idle, np.int32(0)), (P("data"), P()))
-    return state.replace(status=status, turns=turns)
+    status, steps = mesh.place(config, (idle, np.int32(0)), (P("data"), P()))
+    return state.replace(status=status, decode_steps=steps)
 
 
 def admit_prompts(

@@ -65,7 +65,7 @@ class SamplerState:
       status: [B] int32, an index into `STOP_REASONS`.
       controls: how each slot samples.
       fingerprint: uint32 checksum of the adapter that sampled last.
-      turns: int32, how often decoding went over the model since the slots were cleared.
+      decode_steps: int32, how often decoding went over the model since the slots were cleared.
     """
 
     cache: Cache
@@ -76,7 +76,7 @@ class SamplerState:
     status: jax.Array
     controls: Controls
     fingerprint: jax.Array
-    turns: jax.Array
+    decode_steps: jax.Array
 
 
 @struct.dataclass
@@ -120,14 +120,14 @@ def empty_state(config: ModelConfig, num_rows: int, num_slots: int, num_stops: i
             noise_ids=jnp.zeros((b, 4), jnp.uint32),
         ),
         fingerprint=jnp.uint32(0),
-        turns=jnp.int32(0),
+        decode_steps=jnp.int32(0),
     )
 
 
 def state_specs(config: ModelConfig, state: SamplerState) -> SamplerState:
     """Where the slots lie on a mesh: rows over `data`, those of the cache over all devices."""
     specs = mesh.row_specs(state)
-    return specs.replace(cache=mesh.cache_specs(state.cache), fingerprint=P(), turns=P())
+    return specs.replace(cache=mesh.cache_specs(state.cache), fingerprint=P(), decode_steps=P())
 
 
 def sample(
@@ -219,8 +219,8 @@ def sample(
                 functools.partial(decode, rows, window),
                 carry,
             )
-    turns, state = carry
-    state = state.replace(turns=state.turns + turns)
+    steps, state = carry
+    state = state.replace(decode_steps=state.decode_steps + steps)
     return mesh.constrain(config, state, state_specs(config, state))
 
 

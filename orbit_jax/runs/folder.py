@@ -22,6 +22,7 @@ SUMMARY_KEYS = (
     "heldout_pass_after",
     "reward_first",
     "reward_last",
+    "reward_mean",
     "parity_max_abs_diff",
     "parity_tokens",
     "tokens_per_second",

@@ -213,7 +213,7 @@ def test_a_group_is_flat_where_its_counted_rewards_are_all_equal():
         filtered=False,
         fingerprint=0,
         calls=1,
-        turns=2,
+        decode_steps=2,
     )
     found = ppo_math.describe(sampled, rewards)
     assert found["reward/flat_groups"] == 0.75

@@ -151,7 +151,7 @@ def steps(data: int, tensor: int, micro_batches: tuple[int, ...]) -> dict[str, l
     rollouts, slots = sampled(state.policy, slots)
     rewards = rollouts.tokens.sum(axis=1) % 3
     found = {"gap": [], "loss": [], "gradient": [], "resharded": [], "sent": []}
-    found["turns"] = [rollouts.turns, int(rollouts.completion_lengths.max())]
+    found["turns"] = [rollouts.decode_steps, int(rollouts.completion_lengths.max())]
     for count in micro_batches:
         changed = dataclasses.replace(config, ppo=PPOConfig(micro_batches=count))
         batch = make_batch(model, rollouts, rewards, count, token_buckets(changed)[-1:])

@@ -35,7 +35,7 @@ def rollouts(*rows: tuple[int, list[bool]], **given) -> Rollouts:
         "filtered": False,
         "fingerprint": 2**32 - 5,
         "calls": 1,
-        "turns": 2,
+        "decode_steps": 2,
     }
     return Rollouts(**fields | given)
 
@@ -177,7 +177,7 @@ def test_the_largest_bucket_holds_any_batch_and_no_more_than_needed(
         filtered=False,
         fingerprint=0,
         calls=1,
-        turns=2,
+        decode_steps=2,
     )
     model = dataclasses.replace(MOE, mesh=MeshShape(data, 1))
     small, large = token_buckets(config)

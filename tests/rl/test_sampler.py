@@ -209,7 +209,7 @@ def test_long_prompts_come_in_one_after_another(toy, adapter, stopping, monkeypa
     one_by_one = toy.generate(adapter, stop_ids=STOPS)
     assert stopping.calls == 1 < one_by_one.calls
     assert set(streams) == {48}
-    assert one_by_one.turns == stopping.turns
+    assert one_by_one.decode_steps == stopping.decode_steps
     assert same_rollouts(one_by_one, stopping)
 
 
