@@ -17,7 +17,7 @@ CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 
 PLUGIN_READY := $(GPU_COMPILER)/installed
 
-.PHONY: help setup demo smollm2 plan test test-processes lint goldens agreement base gpu-check
+.PHONY: help setup demo smollm2 plan test lint goldens agreement base gpu-check
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -36,9 +36,6 @@ plan: setup $(PLUGIN_READY) ## plan a recipe for GPUs, without one; ARGS="--conf
 
 test: setup ## run the tests, by two processes
 	@$(VENV)/bin/python -m pytest -n 2 --dist loadfile
-
-test-processes: setup ## run the tests of several processes, which need a quiet machine
-	@timeout 900 $(VENV)/bin/python -m pytest -m processes tests/test_processes.py
 
 lint: setup ## check style and formatting
 	@$(VENV)/bin/ruff check .

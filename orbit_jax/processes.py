@@ -38,6 +38,10 @@ def start(config: Config) -> None:
     if config.mesh.simulate:
         _simulate_devices(config.mesh.size // config.mesh.processes)
     if config.mesh.processes > 1:
+        if jax.default_backend() == "cpu":
+            # Processes were seen to wait for each other for ever in the collectives of a program
+            # that was read back (jaxlib 0.10.2); in one that is compiled they never did.
+            jax.config.update("jax_enable_compilation_cache", False)
         nameless = dataclasses.replace(config.mesh, process=-1)
         require_same("the config", dataclasses.replace(config, mesh=nameless))
 

@@ -105,10 +105,6 @@ def folder(root: Path) -> Path:
     return found
 
 
-# Seen to hang once on a machine with several times more work than cores: not in the default run.
-several_processes = pytest.mark.processes
-
-
 @pytest.fixture(scope="module")
 def one(tmp_path_factory) -> Path:
     """The run folder of one process with eight devices."""
@@ -148,7 +144,6 @@ def two(lost: Lost) -> list[Ended]:
     return end(*start_two(fields, fields, resume=str(folder(lost.root))))
 
 
-@several_processes
 def test_a_lost_process_ends_the_others_soon_and_they_say_how_to_go_on(lost: Lost):
     assert lost.survivor.code != 0, lost.survivor.text
     assert lost.seconds < 30
@@ -157,7 +152,6 @@ def test_a_lost_process_ends_the_others_soon_and_they_say_how_to_go_on(lost: Los
     assert re.search(rf"step [12] is saved: .* --resume {folder(lost.root)};", words), words
 
 
-@several_processes
 def test_a_run_goes_on_with_what_was_saved(lost: Lost, two: list[Ended]):
     assert [ended.code for ended in two] == [0, 0], two
     assert re.search("goes on after step [12]", two[0].text)
@@ -165,14 +159,12 @@ def test_a_run_goes_on_with_what_was_saved(lost: Lost, two: list[Ended]):
     assert "ended before" not in two[0].text + two[1].text
 
 
-@several_processes
 def test_the_first_process_alone_writes(lost: Lost, two: list[Ended]):
     assert sorted(p.name[:8] for p in lost.root.iterdir()) == ["compilat", "ppo_math"]
     assert [row["step"] for row in read_metrics(folder(lost.root))] == [0, 1, 2, 3, 3]
     assert [line for line in two[1].text.splitlines() if not _BY_GLOO.search(line)] == []
 
 
-@several_processes
 def test_two_processes_train_as_one_does_bit_for_bit(one: Path, lost: Lost, two: list[Ended]):
     found, expected = (
         run_state._load(
@@ -185,7 +177,6 @@ def test_two_processes_train_as_one_does_bit_for_bit(one: Path, lost: Lost, two:
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
-@several_processes
 def test_two_processes_report_what_one_does(one: Path, lost: Lost, two: list[Ended]):
     for row, expected in zip(read_metrics(folder(lost.root)), read_metrics(one), strict=True):
         assert row.keys() == expected.keys()
@@ -205,7 +196,6 @@ def agreed() -> list[dict]:
     return [json.loads(each.text.splitlines()[-1]) for each in ended]
 
 
-@several_processes
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -222,12 +212,10 @@ def test_two_processes_have_the_same_of_what_steers_a_run(name: str, expected, a
     assert [each[name] for each in agreed] == [expected, expected]
 
 
-@several_processes
 def test_what_the_first_process_refuses_all_do(agreed: list[dict]):
     assert [each["refusal"] for each in agreed] == ["refused by 0", "process 0: refused by 0"]
 
 
-@several_processes
 def test_processes_that_were_started_differently_are_refused(tmp_path: Path):
     root = tmp_path / "runs"
     for ended in end(*start_two(*({"run.root": root, "seed": seed} for seed in (0, 1)))):
