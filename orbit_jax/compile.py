@@ -5,6 +5,7 @@ from the environment, and unknown names would raise, hence one table per platfor
 hold at XLA's default optimisation level only: at level 0 equal rows of a dot differ.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ class Program:
             return fn(*args, **kwargs)
 
         # jax.jit finds static and donated arguments by the names in this signature.
-        counted.__wrapped__, counted.__name__ = fn, fn.__name__
+        functools.update_wrapper(counted, fn)
         self._jitted = jax.jit(counted, **jit_arguments)
         self.lower = self._jitted.lower
 
