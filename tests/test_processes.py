@@ -160,7 +160,7 @@ def test_a_run_goes_on_with_what_was_saved(lost: Lost, two: list[Ended]):
 
 
 def test_the_first_process_alone_writes(lost: Lost, two: list[Ended]):
-    assert sorted(p.name[:8] for p in lost.root.iterdir()) == ["compilat", "ppo_math"]
+    assert sorted(p.name[:8] for p in lost.root.iterdir()) == ["ppo_math"]
     assert [row["step"] for row in read_metrics(folder(lost.root))] == [0, 1, 2, 3, 3]
     assert [line for line in two[1].text.splitlines() if not _BY_GLOO.search(line)] == []
 
