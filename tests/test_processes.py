@@ -1,15 +1,16 @@
 """Two processes of four simulated devices as one of eight; one is killed, and they go on."""
 
+import functools
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
-import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -50,23 +51,20 @@ class Ended(NamedTuple):
     text: str
 
 
-class Running(NamedTuple):
-    """A process, and the file that it prints to: one that nobody reads must not fill a pipe."""
-
-    process: subprocess.Popen
-    printed: IO[str]
-
-
-def launch(command: list[str], paths: tuple[Path, ...], stderr: int | None = None) -> Running:
-    printed = tempfile.TemporaryFile("w+")  # noqa: SIM115
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
-    command = [sys.executable, "-u", *command]
-    return Running(
-        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=printed, stderr=stderr), printed
+def launch(
+    command: list[str], paths: tuple[Path, ...], stderr: int | None = None
+) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-u", *command],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
     )
 
 
-def start(fields: dict, resume: str = "") -> Running:
+def start(fields: dict, resume: str = "") -> subprocess.Popen:
     command = ["experiments/ppo_math.py", "--config=configs/tiny_moe.py:test"]
     command += [f"--config.{name}={value}" for name, value in (SMALL | fields).items()]
     command += ["--resume", resume] if resume else []
@@ -78,26 +76,22 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def start_two(*each: dict, resume: str = "") -> list[Running]:
+def start_two(*each: dict, resume: str = "") -> list[subprocess.Popen]:
     both = {"mesh.processes": 2, "mesh.coordinator": f"localhost:{free_port()}"}
     return [start(fields | both | {"mesh.process": n}, resume) for n, fields in enumerate(each)]
 
 
-def end(*running: Running) -> list[Ended]:
-    """Waits for them."""
+def end(*running: subprocess.Popen) -> list[Ended]:
+    """Waits for them and for what outlives them; reads all at once, so that no pipe is full."""
     try:
-        for process, _ in running:
-            process.wait(timeout=SECONDS)
+        with ThreadPoolExecutor(len(running)) as threads:
+            wait = functools.partial(subprocess.Popen.communicate, timeout=SECONDS)
+            texts = [text for text, _ in threads.map(wait, running)]
     finally:
-        for process, _ in running:
+        for process in running:
             process.kill()
             process.wait()
-    ended = []
-    for process, printed in running:
-        with printed:
-            printed.seek(0)
-            ended.append(Ended(process.returncode, printed.read()))
-    return ended
+    return [Ended(process.returncode, text) for process, text in zip(running, texts, strict=True)]
 
 
 def folder(root: Path) -> Path:
@@ -128,10 +122,10 @@ def lost(tmp_path_factory) -> Lost:
     first, second = start_two(*[{"run.root": root, "steps": 1000}] * 2)
     deadline = time.monotonic() + SECONDS
     while not any('"step": 2' in file.read_text() for file in root.glob("*/metrics.jsonl")):
-        if first.process.poll() is not None or time.monotonic() > deadline:
+        if first.poll() is not None or time.monotonic() > deadline:
             break
         time.sleep(0.02)
-    second.process.kill()
+    second.kill()
     began = time.monotonic()
     survivor, _ = end(first, second)
     return Lost(root, survivor, time.monotonic() - began)
@@ -146,7 +140,7 @@ def two(lost: Lost) -> list[Ended]:
 
 def test_a_lost_process_ends_the_others_soon_and_they_say_how_to_go_on(lost: Lost):
     assert lost.survivor.code != 0, lost.survivor.text
-    assert lost.seconds < 30
+    assert lost.seconds < 90  # JAX gives up after 100 s without a heartbeat
     words = lost.survivor.text.splitlines()[-1]
     assert words.startswith("error: process 0 of 2 ended before its run did")
     assert re.search(rf"step [12] is saved: .* --resume {folder(lost.root)};", words), words
