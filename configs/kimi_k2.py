@@ -10,13 +10,13 @@ Variants:
   tiny8   the same on eight simulated devices
 Needs: the checkpoint of Kimi-K2-Thinking (594 GB; of K2.5 the language model is read), eight
 devices of 180 GB, problems as rows of {"prompt", "answer"}.
-Trains: 1,150,481,408 parameters of the policy (0.11%), 1,061,683,200 of them on routed experts, and
+Trains: 1,088,734,208 parameters of the policy (0.11%), 1,001,164,800 of them on routed experts, and
 87,569,408 of a critic.
 Plan on 8 x B200, GB of each device, by the compiler:
-  base 74.7, policy 0.6, critic 0.0, moments 1.2, cache 2.9, batch 0.0
-  sampler: arguments 78.2, temporaries 1.9, with the rest 81.4 (42.5%)
-  step: arguments 76.6, temporaries 6.4, with the rest 85.8 (44.8%)
-  largest, others as they are: 190 prompts a step, 73,728 tokens a completion,
+  base 74.7, policy 0.5, critic 0.0, moments 1.2, cache 2.9, batch 0.0
+  sampler: arguments 78.1, temporaries 1.9, with the rest 81.3 (42.5%)
+  step: arguments 76.5, temporaries 6.3, with the rest 85.7 (44.7%)
+  largest, others as they are: 190 prompts a step, 73,856 tokens a completion,
   32 rollouts of a micro-batch, rank 1,024
 """
 
