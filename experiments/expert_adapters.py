@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -119,13 +120,26 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--arms", nargs="+", default=ARMS)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--arms", nargs="+", type=_arm, default=ARMS, help="as each:2, or none")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[0], help="a run of each arm for each"
+    )
+    parser.add_argument("--steps", type=int, default=30, help="of each run")
     parser.add_argument("--quick", action="store_true", help="few and small rollouts")
     parser.add_argument("--root", type=Path, default=Path("runs"), help="of the run folders")
-    parser.add_argument("--out", type=Path, default=Path("experiments/reports"))
-    return parser.parse_args()
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="of expert_adapters.json")
+    arguments = parser.parse_args()
+    if arguments.steps < 1 or min(arguments.seeds) < 0:
+        parser.error("--steps must be at least 1, --seeds at least 0")
+    return arguments
+
+
+def _arm(text: str) -> str:
+    if text != "none" and not re.fullmatch("(each|outer|all):[1-9][0-9]?", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no arm: give each, outer or all with a rank, as each:2, or none"
+        )
+    return text
 
 
 if __name__ == "__main__":

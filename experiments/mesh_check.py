@@ -7,12 +7,14 @@ For each recipe the same prompts are sampled with a random adapter and trained o
 device and on each mesh of simulated ones. Ids and log-probs must be equal to the bit, and the gap
 between sampler and trainer exactly 0. Gradients are sums in another order: their largest error is
 told, relative to the largest entry of each weight's gradient. Writes `mesh_check.json` to --out.
+All six recipes take a quarter of an hour on two cores.
 """
 
 import argparse
 import dataclasses
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -147,9 +149,28 @@ def _arguments() -> argparse.Namespace:
     )
     every = [f"configs/{name}.py:tiny" for name in RECIPES]
     parser.add_argument("--configs", nargs="+", default=every, help="recipes, file.py:variant")
-    parser.add_argument("--shapes", nargs="+", default=["2x4"], help="meshes, data x tensor")
-    parser.add_argument("--out", type=Path, default=Path("experiments/reports"))
-    return parser.parse_args()
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        type=_shape,
+        default=["2x4"],
+        help="meshes, data x tensor, of up to 8",
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="of mesh_check.json")
+    arguments = parser.parse_args()
+    for name in arguments.configs:
+        try:
+            read(name, MeshShape())
+        except (OSError, ValueError) as error:
+            parser.error(f"--configs {name}: {error}")
+    return arguments
+
+
+def _shape(text: str) -> str:
+    found = re.fullmatch("([1-8])x([1-8])", text)
+    if not found or int(found[1]) * int(found[2]) > DEVICES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no mesh of up to {DEVICES} devices, as 2x4")
+    return text
 
 
 if __name__ == "__main__":

@@ -30,12 +30,13 @@ from orbit_jax.plan import comparison, compiler, picture
 from orbit_jax.plan.adapter_only import lora_parameters
 from orbit_jax.plan.counts import preset
 from orbit_jax.plan.devices import Device, find
-from orbit_jax.plan.plan import Plan, check_count, make_plan
+from orbit_jax.plan.plan import Plan, check_count, make_plan, require_positive
 from orbit_jax.plan.programs import arguments
 from orbit_jax.plan.search import Setting, largest
 from orbit_jax.plan.times import Times
 from orbit_jax.rl.train_state import trained_parameters
 from orbit_jax.runs.cli import main
+from orbit_jax.runs.files import require_folder
 from orbit_jax.runs.printing import quantity, size, table
 
 WIDTH = 100
@@ -53,6 +54,9 @@ flags.DEFINE_float("disk", 5e9, "bytes per second that a checkpoint is read at")
 def run(config: Config) -> int:
     """Prints the plan and writes it; 1 if the run does not fit, else 0."""
     device = find(FLAGS.device)
+    require_positive("price", FLAGS.price)
+    require_positive("disk", FLAGS.disk)
+    require_folder("out", FLAGS.out)
     if FLAGS.sizes:
         return compare_sizes(config, device)
     check_count(config, FLAGS.count)
@@ -109,7 +113,6 @@ def compare_sizes(config: Config, device: Device) -> int:
 def write(name: str, found: dict) -> Path:
     """Into the folder --out; the path."""
     path = Path(FLAGS.out) / name
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=2) + "\n")
     return path
 
@@ -153,6 +156,8 @@ def show(plan: Plan, settings: tuple[Setting, ...], times: Times | None, console
     if times:
         show_times(plan, times, console)
     verdict = "fits" if plan.fits else "does NOT fit: change one of the settings above"
+    if plan.parts["base"] > plan.room:
+        verdict = "does NOT fit: the base alone is too large; take more devices, or larger ones"
     console.print(
         f"{size(plan.needed)} of each device, {plan.node_fraction:.1%} of its memory "
         f"({size(plan.room)} may be planned): {verdict}"

@@ -87,22 +87,11 @@ def load(config: Config, progress: Callable[[int, int], None] | None = None) -> 
     source = _source(config)
     tokenizer = source.tokenizer()
     model = dataclasses.replace(source.config(), mesh=shape)
-    mesh.validate(model)
+    require_fit(config, model)
     if tokenizer.vocab_size > model.vocab_size:
         raise ValueError(
             f"config.base.path={config.base.path!r}: its tokenizer has {tokenizer.vocab_size} ids, "
             f"its model {model.vocab_size}: the files belong to different models"
-        )
-    adapter = config.adapter
-    if max([adapter.rank, *(m.rank for _, m in adapter.overriding)]) > model.hidden_size:
-        raise ValueError(
-            f"config.adapter.rank={adapter.rank}, overrides={adapter.overrides}: ranks must be at "
-            f"most the model's width, {model.hidden_size}"
-        )
-    if config.num_slots > model.max_positions:
-        raise ValueError(
-            f"config.sampler: max_prompt_tokens + max_completion_tokens need {config.num_slots} "
-            f"positions, the model has {model.max_positions}: lower one of them"
         )
     model = _with_remat(config, model)
     where = functools.partial(mesh.weight_sharding, model)
@@ -126,6 +115,24 @@ def load(config: Config, progress: Callable[[int, int], None] | None = None) -> 
         working_copy_bytes=base_bytes(base) if copy else 0,
         hash=found,
     )
+
+
+def require_fit(config: Config, model: ModelConfig) -> None:
+    """Refuses a mesh that does not divide the model, ranks above its width and rows above its
+    positions.
+    """
+    mesh.validate(model)
+    adapter = config.adapter
+    if max([adapter.rank, *(m.rank for _, m in adapter.overriding)]) > model.hidden_size:
+        raise ValueError(
+            f"config.adapter.rank={adapter.rank}, overrides={adapter.overrides}: ranks must be at "
+            f"most the model's width, {model.hidden_size}"
+        )
+    if config.num_slots > model.max_positions:
+        raise ValueError(
+            f"config.sampler: max_prompt_tokens + max_completion_tokens need {config.num_slots} "
+            f"positions, the model has {model.max_positions}: lower one of them"
+        )
 
 
 def encode_prompts(

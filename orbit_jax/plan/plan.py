@@ -16,9 +16,9 @@ from orbit_jax.plan.programs import Arguments, compile_programs
 from orbit_jax.plan.stacks import Stack, stacks
 from orbit_jax.plan.times import Times, predict
 from orbit_jax.plan.traffic import collectives, summary
+from orbit_jax.plan.workload import USABLE
 from orbit_jax.rl.train_state import trainable, trained_parameters
 
-USABLE = 0.94  # of a device's memory: its runtime, libraries and fragments take the rest
 _SMALLEST_STACK = 1 << 30  # bytes of a weight that is watched for copies
 
 
@@ -123,6 +123,12 @@ def check_count(config: Config, count: int) -> None:
             f"count={count}: the config's mesh={config.mesh.data}x{config.mesh.tensor} has "
             f"{config.mesh.size} devices: set --config.mesh.data and --config.mesh.tensor to match"
         )
+
+
+def require_positive(name: str, value: float) -> None:
+    """Refuses a price or rate that is none."""
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name}={value:g}: must be a number above 0")
 
 
 def make_plan(

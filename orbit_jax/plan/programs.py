@@ -103,7 +103,7 @@ def _base(config: Config, devices: tuple[jax.Device, ...]) -> tuple[ModelConfig,
     model = read_config(path) if is_gguf(path) else abstract_base(path)[0]
     shape = MeshShape(config.mesh.data, config.mesh.tensor)
     model = dataclasses.replace(model, mesh=shape, remat=config.ppo.remat != "never")
-    mesh.validate(model)
+    startup.require_fit(config, model)
     sharding = functools.partial(mesh.weight_sharding, model, devices=devices)
     if is_gguf(path):
         return model, load_base(path, OfShapes(sharding))[1]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from orbit_jax.plan.adapter_only import AdapterOnly
 from orbit_jax.plan.counts import Model
-from orbit_jax.plan.devices import Device
+from orbit_jax.plan.devices import DEVICES_PER_NODE, Device
 from orbit_jax.plan.full_parameters import FullParameters
 from orbit_jax.plan.workload import Workload
 from orbit_jax.runs.printing import quantity, size
@@ -70,7 +70,8 @@ def _cost(workload: Workload, adapter: AdapterOnly, usual: FullParameters, price
         f"{usual.times.step:.0f} s and {theirs:.2f} on {_count(usual.devices, 'device')} with all "
         f"parameters, at {price:g} per device hour, {workload.utilisation:.0%} of the bf16 peak "
         f"and nothing overlapped; communication is {adapter.times.share():.0%} and "
-        f"{usual.times.share():.0%} of that."
+        f"{usual.times.share():.0%} of that (left out of both is that decoding reads the weights "
+        "for every token, which the roofline of a compiled plan has)."
     )
 
 
@@ -89,6 +90,7 @@ def _precision(model: Model, usual: FullParameters) -> str:
 def _choice(
     model: Model, device: Device, workload: Workload, adapter: AdapterOnly, usual: FullParameters
 ) -> str:
+    nodes = -(-adapter.devices // DEVICES_PER_NODE)
     if usual.nodes == 1:
         return (
             "All parameters fit the same single node, so train them unless a base of "
@@ -110,7 +112,7 @@ def _choice(
     return (
         f"Take all parameters if the shift is as large as in pretraining, which the "
         f"{_share(model, adapter)} that adapters train may not hold, and you have {usual.nodes} "
-        f"nodes and the people to run them; otherwise the 1 node with adapters."
+        f"nodes and the people to run them; otherwise the {_count(nodes, 'node')} with adapters."
     )
 
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from orbit_jax.plan.devices import DEVICES_PER_NODE, Device
 
+USABLE = 0.94  # of a device's memory: its runtime, libraries and fragments take the rest
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -25,7 +27,7 @@ class Workload:
     rows_at_once: int = 128
     micro_batch_tokens: int = 8192
     utilisation: float = 0.35
-    usable_memory: float = 0.9
+    usable_memory: float = USABLE
 
     @property
     def tokens(self) -> int:

@@ -78,6 +78,8 @@ def _parse(arguments: list[str]) -> list[str]:
         return flags.FLAGS(arguments)
     except _MISTAKES as error:
         _refuse(error)
+    except (SyntaxError, NameError) as error:
+        _refuse(ValueError(f"--config: no recipe in Python, as configs/tiny_moe.py is ({error})"))
 
 
 def _is_sentence(error: Exception) -> bool:

@@ -30,3 +30,20 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy and jax, arrays and scalars
         return _plain(value.tolist())
     return value
+
+
+def require_folder(name: str, path: str) -> None:
+    """Makes a folder for results, before the work for them.
+
+    Raises:
+      ValueError: if there can be none.
+    """
+    problem = "give the name of one"
+    if path:
+        try:
+            Path(path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"{error.strerror}; name another"
+        else:
+            return
+    raise ValueError(f"{name}={path!r}: there can be no such folder: {problem}")
