@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from orbit_jax import parity, startup
+from orbit_jax import parity, processes, startup
 from orbit_jax.config import Config, MeshConfig, from_config_dict
 from orbit_jax.model.config import MeshShape
 from orbit_jax.rl.advantages import ADVANTAGES
@@ -119,8 +119,7 @@ def compare(one: Step, other: Step) -> dict[str, float]:
 
 def main() -> int:
     arguments = _arguments()
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", DEVICES)
+    processes.simulate_devices(DEVICES)
     console, rows = Console(width=110), []
     for name in arguments.configs:
         one = step(read(name, MeshShape()))

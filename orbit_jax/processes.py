@@ -8,6 +8,7 @@ the run is settled here. With one process, nothing here costs anything.
 import dataclasses
 import functools
 import json
+import os
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from orbit_jax.config import Config, MeshConfig
 from orbit_jax.last_words import LastWords
 
 _MEETING_SECONDS = 300  # that a process waits for the others to start
+_THREADS_PER_DEVICE = 8
 _SHUTDOWN_SECONDS = 60  # that a process which ends by itself waits for the others
 
 
@@ -36,7 +38,13 @@ def start(config: Config) -> None:
     if config.mesh.processes > 1 and not jax.distributed.is_initialized():
         _join(config.mesh)
     if config.mesh.simulate:
-        _simulate_devices(config.mesh.size // config.mesh.processes)
+        try:
+            simulate_devices(config.mesh.size // config.mesh.processes)
+        except RuntimeError as error:
+            raise ValueError(
+                "config.mesh.simulate: this process already uses its devices and cannot have "
+                f"{config.mesh.size} of them: start a new one (in a notebook, restart the kernel)"
+            ) from error
     if config.mesh.processes > 1:
         if jax.default_backend() == "cpu":
             # Processes were seen to wait for each other for ever in the collectives of a program
@@ -44,6 +52,20 @@ def start(config: Config) -> None:
             jax.config.update("jax_enable_compilation_cache", False)
         nameless = dataclasses.replace(config.mesh, process=-1)
         require_same("the config", dataclasses.replace(config, mesh=nameless))
+
+
+def simulate_devices(count: int) -> None:
+    """Gives this process so many devices on the CPU.
+
+    Raises:
+      RuntimeError: if JAX has been used already, with other devices.
+    """
+    # XLA's number of threads. A device waits in a thread for others at each collective, also in
+    # several at once, and with a thread for each device alone all were seen to wait for ever.
+    os.environ["NPROC"] = str(_THREADS_PER_DEVICE * count)
+    jax.config.update("jax_platforms", "cpu")
+    if jax.config.jax_num_cpu_devices != count:
+        jax.config.update("jax_num_cpu_devices", count)
 
 
 def require_same(name: str, value: Any) -> None:
@@ -155,15 +177,3 @@ def _join(mesh: MeshConfig) -> None:
         ) from error
     finally:
         words.take_back()
-
-
-def _simulate_devices(count: int) -> None:
-    try:
-        jax.config.update("jax_platforms", "cpu")
-        if jax.config.jax_num_cpu_devices != count:
-            jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError as error:
-        raise ValueError(
-            f"config.mesh.simulate: this process already uses its devices and cannot have {count} "
-            "of them: start a new one (in a notebook, restart the kernel)"
-        ) from error

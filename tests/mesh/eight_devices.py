@@ -9,7 +9,9 @@ import json
 
 import jax
 
-jax.config.update("jax_num_cpu_devices", 8)
+from orbit_jax import processes
+
+processes.simulate_devices(8)
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
