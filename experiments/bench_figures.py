@@ -22,7 +22,8 @@ from orbit_jax.config import (
 )
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.rl import sampler
-from orbit_jax.rl.rollouts import Rollouts, admit_prompts, clear
+from orbit_jax.rl.admission import admit_prompts
+from orbit_jax.rl.rollouts import Rollouts, clear
 from orbit_jax.rl.train_state import TrainState, init_state
 
 BATCHES = (1, 4, 8, 32)

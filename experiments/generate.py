@@ -25,7 +25,7 @@ from orbit_jax.checkpoint import run_state
 from orbit_jax.checkpoint.peft import load_adapter
 from orbit_jax.config import Config, from_config_dict
 from orbit_jax.rl import sampler
-from orbit_jax.rl.rollouts import admit_prompts
+from orbit_jax.rl.admission import admit_prompts
 from orbit_jax.rl.sampler import RUNNING
 from orbit_jax.runs.loading import Loading
 

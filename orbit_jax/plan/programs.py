@@ -20,10 +20,10 @@ from orbit_jax.model.config import MeshShape, ModelConfig
 from orbit_jax.model.stream import Stream
 from orbit_jax.plan import compiler
 from orbit_jax.rl import sampler, train_state
+from orbit_jax.rl.admission import admit_prompts
 from orbit_jax.rl.advantages import ADVANTAGES
 from orbit_jax.rl.batch import Batch, token_buckets
 from orbit_jax.rl.losses import ppo_clip
-from orbit_jax.rl.rollouts import admit_prompts
 from orbit_jax.rl.sampler import Incoming, SamplerState
 from orbit_jax.rl.train_state import TrainState
 

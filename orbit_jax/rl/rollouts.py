@@ -1,8 +1,13 @@
-"""From prompts to rollouts, on the host: fills the sampler's slots and reads the results back."""
+"""From prompts to rollouts, on the host: fills the sampler's slots and reads the results back.
+
+Rows at different turns decode together: one that waits for a tool only holds its slot.
+"""
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 from jax.sharding import PartitionSpec as P
@@ -10,15 +15,11 @@ from jax.sharding import PartitionSpec as P
 from orbit_jax import mesh, processes
 from orbit_jax.adapters.adapter import Adapter
 from orbit_jax.model.config import ModelConfig
-from orbit_jax.model.stream import Stream
-from orbit_jax.rl.packing import largest_part, pack, sizes, smallest_fit
-from orbit_jax.rl.sampler import EOS, IDLE, NO_STOP, RUNNING, Controls, Incoming, SamplerState
+from orbit_jax.rl.admission import Entry, admit, how_many
+from orbit_jax.rl.sampler import IDLE, LENGTH, RUNNING, SamplerState
 
-# Shares of a full house (all slots of all rows) for which prompts are processed: a refill of a few
-# rows, a prompt for every eighth and every fourth row or short ones for all, and the worst case.
-_SHARES = (1 / 32, 1 / 8, 1 / 4, 1.0)
-_PREFILL_TOKENS = 1 << 14  # at a time, of several prompts: more would only take memory
 _REFILL_EVERY = 32  # decoded tokens: a call, and a slot that idles for half of them, cost less
+_RECORDED = ("tokens", "lengths", "sampled", "logprobs", "status")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +62,24 @@ class Rollouts:
         return self.tokens[row, self.prompt_lengths[row] : self.lengths[row]].tolist()
 
 
+class Environment(Protocol):
+    """What answers a row whose turn is over: tools, or somebody who talks.
+
+    Of several processes the first alone has one that is asked.
+    """
+
+    def ended(self, row: int, ids: list[int]) -> bool:
+        """Takes the ids of a row, prompt included, that stopped by an id; whether it may go on."""
+        ...
+
+    def replies(self, wait: bool) -> Mapping[int, Sequence[int]]:
+        """By row the ids that go behind it, or none for it to end; each row that it took, once.
+
+        With `wait` at least one, otherwise what there is.
+        """
+        ...
+
+
 def generate(
     sample: Callable,
     config: ModelConfig,
@@ -78,6 +97,8 @@ def generate(
     prompt_ids: Sequence[int] | None = None,
     top_k: int = 0,
     top_p: float = 1.0,
+    tool_ids: Sequence[int] = (),
+    environment: Environment | None = None,
 ) -> tuple[Rollouts, SamplerState]:
     """Samples `group_size` completions of every prompt.
 
@@ -91,16 +112,20 @@ def generate(
       max_completion_tokens: for all rows, or one for each, a prompt's samples after another.
       temperature: 0 for greedy.
       top_k, top_p: for evaluation; log-probs stay those of the whole tempered distribution.
+      tool_ids: stop a row too, as TOOL.
+      environment: is asked what follows a row that stopped by an id. What it says is appended
+        behind the very ids that were sampled, up to the row's limit, and is not `sampled` itself.
 
     Raises:
       ValueError: if a prompt leaves no room for a completion, or there are more stop ids than the
         slots were made for.
     """
-    slots, width = state.tokens.shape
-    if len(stop_ids) > (room := state.controls.stop_ids.shape[1]):
+    width = state.tokens.shape[1]
+    stops, room = len(stop_ids) + len(tool_ids), state.controls.stop_ids.shape[1]
+    if stops > room:
         raise ValueError(
-            f"stop_ids has {len(stop_ids)} ids: these slots have room for {room}; make them by "
-            "sampler.empty_state with num_stops as large"
+            f"stop_ids and tool_ids have {stops} ids: these slots have room for {room}; make them "
+            "by sampler.empty_state with num_stops as large"
         )
     prompt_ids = range(len(prompts)) if prompt_ids is None else prompt_ids
     for i, prompt in enumerate(prompts):
@@ -109,87 +134,143 @@ def generate(
                 f"prompt {i} has {len(prompt)} tokens: a row holds 1 to {width - 1} prompt tokens "
                 "and a completion; raise sampler.max_prompt_tokens or shorten the prompt"
             )
-    filtered = top_k > 0 or top_p < 1.0
-    rows = [(g, i) for g in range(len(prompts)) for i in range(group_size)]
-    limits = np.broadcast_to(max_completion_tokens, len(rows))
-    queue, running = collections.deque(range(len(rows))), {}
-    held: dict[int, int] = {}  # the group whose prompt lies in a slot's cache
-    fields = ("tokens", "lengths", "sampled", "logprobs", "status")
-    found = {
-        name: np.zeros((len(rows), *getattr(state, name).shape[1:]), getattr(state, name).dtype)
-        for name in fields
-    }
-    state, calls = clear(config, state), 0
-    while queue or running:
-        calls += 1
-        free = [slot for slot in range(slots) if slot not in running]
-        count = _at_once(config, state, free, [rows[row][0] for row in queue], prompts)
-        new = {slot: queue.popleft() for slot in free[:count]}
-        incoming = admit_prompts(
+    rows = [
+        Entry(prompts[g], len(prompts[g]) + limit, (seed, step, prompt_ids[g], i), g)
+        for (g, i), limit in zip(
+            itertools.product(range(len(prompts)), range(group_size)),
+            np.broadcast_to(max_completion_tokens, len(prompts) * group_size).tolist(),
+            strict=True,
+        )
+    ]
+    table = _Table(config, state, rows, environment)
+    state = clear(config, state)
+    while table.unfinished:
+        entries = table.next_entries()
+        incoming = admit(
             config,
             state,
-            [prompts[rows[row][0]] for row in new.values()],
-            [(seed, step, prompt_ids[rows[row][0]], rows[row][1]) for row in new.values()],
-            [rows[row][0] for row in new.values()],
-            limits[list(new.values())],
+            entries,
             stop_ids,
             temperature,
             top_k,
             top_p,
-            slots=list(new),
-            held={slot: group for slot, group in held.items() if slot not in new},
+            tool_ids=tool_ids,
+            held=table.held(entries),
         )
-        running |= new
-        held |= {slot: rows[row][0] for slot, row in new.items()}
-        if queue and count < len(free):
-            steps = 0  # the next prompts first
-        else:
-            # With rows waiting, slots that have finished are looked for now and then.
-            steps = _REFILL_EVERY if queue else limits.max(initial=0)
-        incoming = mesh.place_rows(config, incoming)
-        state = sample(config, base, adapter, state, incoming, np.int32(steps), filters=filtered)
-        status = processes.read(state.status)
-        done = [slot for slot in running if status[slot] != RUNNING]
-        if done:
-            places = [running.pop(slot) for slot in done]
-            for name in fields:
-                found[name][places] = processes.read(getattr(state, name))[done]
+        state = sample(
+            config,
+            base,
+            adapter,
+            state,
+            mesh.place_rows(config, incoming),
+            np.int32(table.steps),
+            filters=top_k > 0 or top_p < 1.0,
+        )
+        table.read(state)
     rollouts = Rollouts(
-        **found,
-        prompt_lengths=np.array([len(prompts[g]) for g, _ in rows], np.int32),
-        groups=np.array([g for g, _ in rows], np.int32),
+        **table.found,
+        prompt_lengths=np.array([len(row.tokens) for row in rows], np.int32),
+        groups=np.array([row.group for row in rows], np.int32),
         temperature=temperature,
-        filtered=filtered,
+        filtered=top_k > 0 or top_p < 1.0,
         fingerprint=int(state.fingerprint),
-        calls=calls,
+        calls=table.calls,
         decode_steps=int(state.decode_steps),
     )
     return rollouts, state
 
 
-def _at_once(
-    config: ModelConfig,
-    state: SamplerState,
-    free: Sequence[int],
-    waiting: Sequence[int],
-    prompts: Sequence[Sequence[int]],
-) -> int:
-    """How many of the rows that wait, named by their groups, go into the free slots by one call.
+class _Table:
+    """The host's record of rows: those that wait for a slot, that run, that wait for a reply."""
 
-    As many as fit a stream of `_PREFILL_TOKENS`, or the smallest that there is.
-    """
-    (num_slots, width), shards = state.tokens.shape, config.mesh.size
-    streams = sizes(num_slots * width, _SHARES, shards)
-    most = max((s for s in streams if s <= _PREFILL_TOKENS), default=min(streams)) // shards
-    used, seen = [0] * shards, set()
-    for count, (slot, group) in enumerate(zip(free, waiting, strict=False)):
-        shard = slot * shards // num_slots
-        if (shard, group) not in seen:  # of equal prompts on a device one is processed
-            seen.add((shard, group))
-            used[shard] += len(prompts[group]) - 1
-            if count and used[shard] > most:
-                return count
-    return min(len(free), len(waiting))
+    def __init__(
+        self,
+        config: ModelConfig,
+        state: SamplerState,
+        rows: Sequence[Entry],
+        environment: Environment | None,
+    ):
+        self.config, self.rows, self.environment = config, rows, environment
+        self.state, self.calls, self.steps = state, 0, 0  # of the slots only shapes are read
+        self.queue = collections.deque(range(len(rows)))
+        self.row_of: dict[int, int] = {}  # by slot
+        self.asked: dict[int, list[int]] = {}  # ids of rows that wait for a reply
+        self.prompt_in: dict[int, int] = {}  # the group whose prompt lies in a slot's cache
+        self.replied: dict[int, Entry] = {}  # what slots are to go on with
+        self.found = {
+            name: np.zeros((len(rows), *getattr(state, name).shape[1:]), getattr(state, name).dtype)
+            for name in _RECORDED
+        }
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self.queue or self.row_of)
+
+    def next_entries(self) -> dict[int, Entry]:
+        """What slots take in the next call, as far as one call goes; sets `steps` for it."""
+        self._take_replies()
+        slots = self.state.tokens.shape[0]
+        free = [slot for slot in range(slots) if slot not in self.row_of]
+        new = [(s, self.rows[row]) for s, row in zip(free, self.queue, strict=False)]
+        asked = [*self.replied.items(), *new]
+        entries = dict(asked[: how_many(self.config, self.state, asked)])
+        for slot, entry in entries.items():
+            if not entry.known:
+                self.row_of[slot] = self.queue.popleft()
+                self.prompt_in[slot] = entry.group
+            self.replied.pop(slot, None)
+        if len(entries) < len(asked):
+            self.steps = 0  # the others first
+        else:
+            # With rows waiting, slots that have finished are looked for now and then.
+            more = self.queue or self.asked
+            self.steps = _REFILL_EVERY if more else max(row.limit for row in self.rows)
+        self.calls += 1
+        return entries
+
+    def held(self, entries: Mapping[int, Entry]) -> dict[int, int]:
+        """Prompts that lie in the cache of slots beside those of new rows."""
+        new = {slot for slot, entry in entries.items() if not entry.known}
+        return {slot: group for slot, group in self.prompt_in.items() if slot not in new}
+
+    def read(self, state: SamplerState) -> None:
+        """Takes over the rows that have stopped, and asks what follows them."""
+        status = processes.read(state.status)
+        waiting = {slot for slot, row in self.row_of.items() if row in self.asked}
+        busy = waiting | self.replied.keys()
+        stopped = [s for s in self.row_of if status[s] != RUNNING and s not in busy]
+        if not stopped:
+            return
+        now = {name: processes.read(getattr(state, name)) for name in _RECORDED}
+        for slot in stopped:
+            row = self.row_of[slot]
+            for name, values in now.items():
+                self.found[name][row] = values[slot]
+            if self.environment and status[slot] != LENGTH:
+                ids = now["tokens"][slot, : now["lengths"][slot]].tolist()
+                if processes.by_first(self.environment.ended, row, ids):
+                    self.asked[row] = ids
+                    continue
+            del self.row_of[slot]
+
+    def _take_replies(self) -> None:
+        """What the environment answered; waits for it where there is nothing else to do."""
+        if not self.asked:
+            return
+        idle = len(self.asked) == len(self.row_of) and not self.queue and not self.replied
+        slot_of = {row: slot for slot, row in self.row_of.items()}
+        for row, reply in processes.by_first(self._replies, idle):
+            ids, entry = self.asked.pop(row), self.rows[row]
+            if reply and len(ids) + len(reply) < min(entry.limit, self.state.tokens.shape[1]):
+                self.replied[slot_of[row]] = dataclasses.replace(
+                    entry, tokens=[*ids, *reply], known=len(ids)
+                )
+            else:  # nothing follows, or what follows leaves no room
+                self.found["status"][row] = LENGTH if reply else self.found["status"][row]
+                del self.row_of[slot_of[row]]
+
+    def _replies(self, wait: bool) -> list[tuple[int, list[int]]]:
+        return [(row, list(ids)) for row, ids in self.environment.replies(wait).items()]
 
 
 def clear(config: ModelConfig, state: SamplerState) -> SamplerState:
@@ -197,78 +278,3 @@ def clear(config: ModelConfig, state: SamplerState) -> SamplerState:
     idle = np.full(state.status.shape, IDLE, np.int32)
     status, steps = mesh.place(config, (idle, np.int32(0)), (P("data"), P()))
     return state.replace(status=status, decode_steps=steps)
-
-
-def admit_prompts(
-    config: ModelConfig,
-    state: SamplerState,
-    prompts: Sequence[Sequence[int]],
-    noise_ids: Sequence[tuple[int, int, int, int]],
-    groups: Sequence[int],
-    max_completion_tokens: int | Sequence[int],
-    stop_ids: Sequence[int],
-    temperature: float,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    *,
-    slots: Sequence[int] | None = None,
-    held: Mapping[int, int] | None = None,
-) -> Incoming:
-    """The `Incoming` that puts prompt i into `slots[i]`; equal groups share one processing.
-
-    A shared prompt is processed in the first slot of its group on the same device, unless a slot of
-    that device holds it already.
-
-    Args:
-      slots: by default the first ones.
-      max_completion_tokens: for all prompts, or one for each.
-      held: the group whose prompt lies in a slot that is not among `slots`.
-    """
-    num_slots, width = state.tokens.shape
-    stops = state.controls.stop_ids.shape[1]
-    shards = config.mesh.size
-    slots = range(len(prompts)) if slots is None else slots
-    shard = [slot * shards // num_slots for slot in range(num_slots)]
-    tokens = np.zeros((num_slots, width), np.int32)
-    lengths = np.ones(num_slots, np.int32)
-    source = np.arange(num_slots, dtype=np.int32)
-    ids = np.zeros((num_slots, 4), np.uint32)
-    used = np.zeros(num_slots, bool)
-    limits = np.ones(num_slots, np.int32)
-    limits[list(slots)] = max_completion_tokens
-    leaders = {(group, shard[slot]): slot for slot, group in (held or {}).items()}
-    pieces = []
-    for slot, prompt, group, noise in zip(slots, prompts, groups, noise_ids, strict=True):
-        tokens[slot, : len(prompt)] = prompt
-        lengths[slot] = len(prompt)
-        ids[slot] = noise
-        used[slot] = True
-        leader = leaders.setdefault((group, shard[slot]), slot)
-        source[slot] = leader
-        if leader == slot:
-            pieces.append((slot, 0, prompt[:-1]))
-    counts = np.zeros(num_slots, int)
-    for slot, _, piece in pieces:
-        counts[slot] = len(piece)
-    buckets = sizes(num_slots * width, _SHARES, shards)
-    size = smallest_fit(largest_part(counts, num_slots, shards), buckets, shards)
-    packed = pack(pieces, num_slots, shards, size)
-    stop_row = np.full(stops, NO_STOP, np.int32)
-    stop_row[: len(stop_ids)] = stop_ids
-    return Incoming(
-        stream=Stream(packed.tokens, packed.rows, packed.positions, num_slots, width),
-        update=used,
-        fresh=used,
-        source=source,
-        tokens=tokens,
-        lengths=lengths,
-        controls=Controls(
-            limits=np.minimum(lengths + limits, width).astype(np.int32),
-            temperature=np.full(num_slots, temperature, np.float32),
-            top_k=np.full(num_slots, top_k, np.int32),
-            top_p=np.full(num_slots, top_p, np.float32),
-            stop_ids=np.tile(stop_row, (num_slots, 1)),
-            stop_reasons=np.full((num_slots, stops), EOS, np.int32),
-            noise_ids=ids,
-        ),
-    )

@@ -17,7 +17,7 @@ from orbit_jax.adapters.adapter import Adapter, attach
 from orbit_jax.adapters.lora import LoRA
 from orbit_jax.model.init import freeze, init_weights
 from orbit_jax.model.stream import Stream
-from orbit_jax.rl.rollouts import admit_prompts
+from orbit_jax.rl.admission import admit_prompts
 from orbit_jax.rl.sampler import empty_state, sample
 
 # Weights outweigh everything else: a layer is 12.6 MB in bf16, a token's activations are 20 KB.

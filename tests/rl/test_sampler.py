@@ -9,9 +9,10 @@ import pytest
 from lab import Lab, prompts
 
 from orbit_jax.model.stream import Stream
-from orbit_jax.rl import draw, rollouts, sampler
+from orbit_jax.rl import admission, draw, sampler
+from orbit_jax.rl.admission import admit_prompts
 from orbit_jax.rl.packing import pack
-from orbit_jax.rl.rollouts import Rollouts, admit_prompts
+from orbit_jax.rl.rollouts import Rollouts
 from orbit_jax.rl.sampler import EOS, IDLE, LENGTH, RUNNING, TOOL, Incoming, SamplerState
 
 STOPS = (0, 9, 17, 30)  # 0 is also what padding holds
@@ -205,7 +206,7 @@ def test_long_prompts_come_in_one_after_another(toy, adapter, stopping, monkeypa
         return sample(*args, **given)
 
     monkeypatch.setattr(toy, "sample", watched)
-    monkeypatch.setattr(rollouts, "_PREFILL_TOKENS", 100)
+    monkeypatch.setattr(admission, "PREFILL_TOKENS", 100)
     one_by_one = toy.generate(adapter, stop_ids=STOPS)
     assert stopping.calls == 1 < one_by_one.calls
     assert set(streams) == {48}
@@ -427,7 +428,7 @@ def test_a_prompt_that_leaves_no_room_is_one_clear_error(toy, adapter, length):
 
 def test_more_stop_ids_than_the_slots_have_room_for_are_one_clear_error(toy, adapter):
     room = toy.empty().controls.stop_ids.shape[1]
-    with pytest.raises(ValueError, match=f"stop_ids has {room + 1} ids: .* room for {room}"):
+    with pytest.raises(ValueError, match=f"tool_ids have {room + 1} ids: .* for {room}"):
         toy.generate(adapter, stop_ids=range(room + 1))
 
 
