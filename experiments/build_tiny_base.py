@@ -111,13 +111,19 @@ def lay_out(rows: Sequence[Sequence[int]], prompts: Sequence[int]) -> dict[str, 
     }
 
 
-def make_step(config: ModelConfig, optimizer: optax.GradientTransformation) -> compiler.Program:
+def make_step(
+    config: ModelConfig,
+    optimizer: optax.GradientTransformation,
+    rows: int = ROWS,
+    slots: int = SLOTS,
+    tokens: int = TOKENS,
+) -> compiler.Program:
     """Next-token prediction; the weights are plain arrays, so `apply` differentiates them."""
 
     def loss_fn(weights: dict, batch: dict) -> jax.Array:
-        stream = Stream(batch["tokens"], batch["rows"], batch["positions"], ROWS, SLOTS)
+        stream = Stream(batch["tokens"], batch["rows"], batch["positions"], rows, slots)
         hidden, _, _ = transformer.apply(config, weights, None, stream)
-        ones = jnp.ones(TOKENS)
+        ones = jnp.ones(tokens)
         logprobs, _ = head.score(config, weights, hidden, batch["targets"], ones)
         return -(logprobs * batch["weight"]).sum() / batch["weight"].sum()
 
