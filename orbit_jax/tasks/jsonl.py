@@ -1,14 +1,15 @@
 """Problems from a JSONL file: an object a line, with `prompt` and `answer`.
 
 A prompt is text or a list of chat messages; other fields are ignored. A file with bad rows is
-refused as a whole, with the line numbers, before anything is trained on it.
+refused as a whole, with the line numbers, before anything is trained on it. `data` reads more kinds
+of files, and more columns.
 """
 
-import json
-from decimal import Decimal
 from pathlib import Path
 
+from orbit_jax.tasks.layouts import read_answer, read_prompt
 from orbit_jax.tasks.problems import MathData, Problem, is_heldout, normalise_prompt
+from orbit_jax.tasks.rows import parse_object
 
 MAX_REPORTED_ROWS = 20
 
@@ -68,42 +69,8 @@ def split_heldout(problems: tuple[Problem, ...]) -> MathData:
 
 def _read_row(line: bytes, number: int) -> Problem:
     """Return the row's problem; a ValueError says in a few words what is wrong with it."""
-    try:
-        # Decimal keeps a numeric answer as it was written: 0.1 is not a binary fraction.
-        row = json.loads(line.decode("utf-8-sig"), parse_float=Decimal)
-        json.dumps(
-            row, default=str, ensure_ascii=False
-        ).encode()  # half a surrogate pair is no text
-    except UnicodeError:
-        raise ValueError("not UTF-8 text") from None
-    except (json.JSONDecodeError, RecursionError, ArithmeticError):
-        raise ValueError("not valid JSON") from None
-    if not isinstance(row, dict):
-        raise ValueError("not a JSON object")
+    row = parse_object(line)
     for name in ("prompt", "answer"):
         if name not in row:
             raise ValueError(f"no `{name}`")
-    return Problem(f"line-{number}", _read_prompt(row["prompt"]), _read_answer(row["answer"]))
-
-
-def _read_answer(answer: object) -> str:
-    if isinstance(answer, bool) or not isinstance(answer, str | int | Decimal):
-        raise ValueError("`answer` is neither text nor a number")
-    if not str(answer).strip():
-        raise ValueError("`answer` is empty")
-    return str(answer)
-
-
-def _read_prompt(prompt: object) -> str | tuple[dict[str, str], ...]:
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    if not isinstance(messages, list) or not messages:
-        raise ValueError("`prompt` is neither text nor a list of chat messages")
-    for message in messages:
-        if not isinstance(message, dict) or not all(
-            isinstance(message.get(key), str) and message[key].strip()
-            for key in ("role", "content")
-        ):
-            raise ValueError("`prompt` has a message without `role` and `content` texts")
-    if isinstance(prompt, str):
-        return prompt
-    return tuple({"role": m["role"], "content": m["content"]} for m in messages)
+    return Problem(f"line-{number}", read_prompt(row["prompt"]), read_answer(row["answer"]))
