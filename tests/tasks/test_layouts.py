@@ -1,3 +1,4 @@
+import json
 from decimal import Decimal
 
 import pytest
@@ -53,7 +54,7 @@ def test_source_difficulty_and_other_columns_are_kept():
     row = {"prompt": "p", "answer": "a", "data_source": "s", "level": "Level 2"}
     _, example = read_one(row | {"weight": Decimal("0.5"), "more": {"x": [Decimal(1)]}})
     assert (example.source, example.difficulty) == ("s", "Level 2")
-    assert dict(example.extra) == {"weight": 0.5, "more": {"x": [1.0]}}
+    assert json.dumps(example.extra) == '{"weight": 0.5, "more": {"x": [1.0]}}'
 
 
 def test_gsm8k_answers_stand_after_the_hashes():

@@ -34,7 +34,7 @@ def test_every_source_has_its_share_at_any_time(weights):
 
 
 def test_weights_mean_their_proportions():
-    shares = [(30, 10), (0.75, 0.25), (3, 1.0)]
+    shares = [(30_000, 10_000), (0.75, 0.25), (3, 1.0)]
     mixtures = [Mixture([source("a", 7, x), source("b", 7, y)]) for x, y in shares]
     first, *others = [ids(m.examples_of_step(0, 100, 0)) for m in mixtures]
     assert others == [first, first]
@@ -72,7 +72,7 @@ def test_another_source_does_not_change_the_order_of_a_source():
         ([source("a"), source("a")], "'a' occurs twice"),
         ([source("a", 0)], "'a' has no examples"),
         ([source("a"), source("b", 7, 0.0)], "weight 0.0 of source 'b' is not positive"),
-        ([source("a"), source("b", 7, float("nan"))], "weight nan of source 'b' is not positive"),
+        ([source("a"), source("b", 7, float("inf"))], "weight inf of source 'b' is not positive"),
         ([source("a", 7, 1 / 3), source("b", 7, 1 / 7)], "repeats only after .* such as 3 and 1"),
     ],
 )

@@ -93,7 +93,7 @@ def helper(x):
     return math.floor(x) + 1
 
 def double(x):
-    r"""Return \\d times two."""
+    """Return \\d times two."""
 '''
 CHECK = "def check(candidate):\n    assert candidate(helper(1)) == 4\n"
 
