@@ -53,6 +53,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.adapter.critic_targets = ()  # of the critic; empty: those of the policy
 
     config.task = ConfigDict()
+    config.task.mixture = ()  # of ppo_tools.py: tasks with weights, see tasks/registry.py
     config.task.jsonl = ""  # a file of {"prompt", "answer"} rows; empty: generated arithmetic
     config.task.data_seed = 0  # of the generated problems
     config.task.train_problems = 10_000  # generated ones; of a file all that are not held out
@@ -63,6 +64,14 @@ def get_config(variant: str = "") -> ConfigDict:
     config.task.system = ""  # a system message before problems that are plain text; empty: none
     config.task.grader_workers = 1  # processes for symbolic answers; started only when needed
     config.task.grader_max_seconds = 5.0  # per answer, wall clock
+
+    config.tools = ConfigDict()  # of ppo_tools.py and ppo_code.py
+    config.tools.syntax = ""  # of calls; empty: as the model's chat template shows it, else plain
+    config.tools.max_turns = 4  # of the assistant's in a rollout
+    config.tools.max_seconds = 10.0  # of a call, wall clock
+    config.tools.workers = 16  # calls at the same time
+    config.tools.isolation = "strict"  # of untrusted code; weak: limits alone, on your own risk
+    config.tools.sandbox_workers = 2  # programs at the same time
 
     config.sampler = ConfigDict()
     config.sampler.prompts_per_step = 32

@@ -83,6 +83,7 @@ class AdapterConfig:
 class TaskConfig:
     """Where problems come from."""
 
+    mixture: tuple[str, ...] = ()
     jsonl: str = ""
     data_seed: int = 0
     train_problems: int = 10_000
@@ -93,6 +94,18 @@ class TaskConfig:
     system: str = ""
     grader_workers: int = 1
     grader_max_seconds: float = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolsConfig:
+    """How tools are called, and how far."""
+
+    syntax: str = ""
+    max_turns: int = 4
+    max_seconds: float = 10.0
+    workers: int = 16
+    isolation: str = "strict"
+    sandbox_workers: int = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +212,7 @@ class Config:
     base: BaseConfig = BaseConfig()
     adapter: AdapterConfig = AdapterConfig()
     task: TaskConfig = TaskConfig()
+    tools: ToolsConfig = ToolsConfig()
     sampler: SamplerConfig = SamplerConfig()
     ppo: PPOConfig = PPOConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -291,7 +305,8 @@ def _validate(config: Config) -> None:
         task.heldout_problems run.checkpoint_every_steps run.keep_checkpoints
         run.samples_every_steps optimizer.learning_rate optimizer.critic_learning_rate
         optimizer.max_gradient_norm ppo.std_floor ppo.max_importance_weight adapter.alpha
-        task.grader_workers task.grader_max_seconds base.working_copy_share
+        task.grader_workers task.grader_max_seconds tools.max_turns tools.max_seconds
+        tools.workers tools.sandbox_workers base.working_copy_share
     """
     not_negative = """
         seed task.data_seed task.unseen_problems optimizer.warmup_steps optimizer.weight_decay
@@ -320,6 +335,7 @@ def _validate(config: Config) -> None:
         "adapter.experts": tuple(_SHARED),
         "base.weights": ("checkpoint", "random"),
         "base.working_copy": ("auto", "never", "always"),
+        "tools.isolation": ("strict", "weak"),
         "parity": ("auto", "fast", "tiles", "corrected"),
         "ppo.advantage": ("group_relative", "gae"),
         "ppo.remat": ("auto", "never", "always"),

@@ -6,10 +6,12 @@ a program is right if it agrees at other places. A split depends on the prompt's
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from orbit_jax.tasks.code import CodeGrader
 from orbit_jax.tasks.problems import is_heldout
-from orbit_jax.tasks.task import Example
+from orbit_jax.tasks.sandbox import Sandbox
+from orbit_jax.tasks.task import Example, Score, Tool, Transcript
 
 KINDS = {"linear": "{a}*x+{b}", "quadratic": "{a}*x*x+{b}"}
 FACTORS, SUMMANDS = range(2, 10), range(1, 100)
@@ -61,3 +63,25 @@ def _pose(kind: str, a: int, b: int) -> Example:
             },
         },
     )
+
+
+class Functions:
+    """The task `functions`: completions are executed, in the sandbox, at places of their own."""
+
+    name = "functions"
+    tools: tuple[Tool, ...] = ()
+
+    def __init__(self, sandbox: Sandbox):
+        self._grader = CodeGrader(sandbox)
+
+    def examples(self, split: str) -> Sequence[Example]:
+        """Those of `train` and `heldout`."""
+        return function_examples(split) if split in ("train", "heldout") else ()
+
+    def messages(self, example: Example) -> list[dict[str, str]]:
+        """The values alone."""
+        return [{"role": "user", "content": str(example.prompt)}]
+
+    def grade(self, example: Example, transcript: Transcript) -> Score:
+        """1 for a program that agrees at all tested places."""
+        return self._grader.grade(example, transcript[-1].text)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from orbit_jax.tasks.grading import Grader
+from orbit_jax.tasks.grading import Grader, grade
 from orbit_jax.tasks.jsonl import load_jsonl, split_heldout
 from orbit_jax.tasks.problems import (
     TRAINED_DIFFICULTIES,
@@ -19,6 +19,7 @@ from orbit_jax.tasks.problems import (
     Problem,
     generate_problems,
 )
+from orbit_jax.tasks.task import Example, Score, Tool, Transcript
 
 
 def load_data(
@@ -57,6 +58,41 @@ def problems_of_step(
 @functools.lru_cache(maxsize=2)
 def _order(size: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng((seed, epoch)).permutation(size)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The task `sums`: generated arithmetic, answered in one turn.
+
+    Attributes:
+        seed, train, heldout, difficulties: as of `generate_problems`.
+    """
+
+    seed: int = 0
+    train: int = 10_000
+    heldout: int = 500
+    difficulties: tuple[str, ...] = TRAINED_DIFFICULTIES
+    name: str = "sums"
+    tools: tuple[Tool, ...] = ()
+
+    def examples(self, split: str) -> Sequence[Example]:
+        """Return those of `train` and `heldout`; the prompt's text alone decides which."""
+        data = generate_problems(
+            self.seed, self.train, self.heldout, 0, self.difficulties, "9x9"
+        )
+        return tuple(
+            Example(problem.id, problem.prompt, problem.answer, self.name, problem.difficulty)
+            for problem in getattr(data, split, ())
+        )
+
+    def messages(self, example: Example) -> list[dict[str, str]]:
+        """Return the expression alone."""
+        return [{"role": "user", "content": str(example.prompt)}]
+
+    def grade(self, example: Example, transcript: Transcript) -> Score:
+        """Return 1 for the right number in the last turn."""
+        found = grade(transcript[-1].text, example.answer)
+        return Score(found.value, found.outcome)
 
 
 @dataclass(frozen=True)
