@@ -1,0 +1,257 @@
+"""Grading programs: the last fenced block of a completion, executed against tests in the sandbox.
+
+The verdict is never the program's. What is expected stays outside its sandbox: outputs and returned
+values come out as text and plain values, and are compared here; assert statements run in a second
+sandbox, in which names of the program stand for calls to it. So printing a verdict, leaving by
+`sys.exit`, an `__eq__` that always agrees or a patched library change nothing but the program's own
+answers. Objects of its classes equal nothing but themselves, so tests compare plain values; what a
+program does to its arguments stays with it; a test that passes it the right answer gives it away.
+"""
+
+import ast
+import builtins
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orbit_jax.tasks.sandbox import Outcome, Sandbox
+from orbit_jax.tasks.task import Example, Score
+
+FLOAT_RELATIVE_TOLERANCE = 1e-9  # between floats, of which the last bits are not the task's
+KINDS = ("function", "stdio", "asserts")
+
+
+@dataclass(frozen=True)
+class ProgramTests:
+    """What a program must do.
+
+    Attributes:
+      kind: `function`: calls of a function and what it returns; `stdio`: what the program reads and
+        prints; `asserts`: statements that must not raise.
+      cases: for `function`, `(args, kwargs, expected)`; for `stdio`, `(input, expected)`; for
+        `asserts`, `(statement,)`.
+      name: of the function; for `asserts` only needed where it is also a builtin's name.
+      setup: for `asserts`, statements to execute before them.
+    """
+
+    kind: str
+    cases: tuple[tuple, ...]
+    name: str = ""
+    setup: str = ""
+
+
+def read_tests(value: Mapping[str, Any] | str) -> ProgramTests:
+    """Read `Example.extra["tests"]`: a mapping, or one as JSON.
+
+    `{"kind": "function", "name": "add", "cases": [{"args": [1, 2], "expected": 3}]}`,
+    `{"kind": "stdio", "cases": [{"input": "1 2", "expected": "3"}]}` or
+    `{"kind": "asserts", "asserts": ["assert add(1, 2) == 3"], "setup": "import math"}`.
+
+    Raises:
+      ValueError: when it is not of that form, saying where.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"tests={value!r:.80} is no JSON: {error}") from None
+    if not isinstance(value, Mapping) or value.get("kind") not in KINDS:
+        raise ValueError(f'tests={value!r:.80}: give "kind", one of {", ".join(KINDS)}')
+    kind, name, setup = value["kind"], value.get("name", ""), value.get("setup", "")
+    try:
+        if kind == "asserts":
+            cases = tuple((statement,) for statement in value["asserts"])
+            for text in (setup, *value["asserts"]):
+                ast.parse(text)
+        elif kind == "stdio":
+            cases = tuple((str(case["input"]), str(case["expected"])) for case in value["cases"])
+        else:
+            cases = tuple(
+                (list(case["args"]), dict(case.get("kwargs", {})), case["expected"])
+                for case in value["cases"]
+            )
+    except (KeyError, TypeError, SyntaxError, ValueError) as error:
+        raise ValueError(f"tests={value!r:.80} of kind {kind!r}: {error!r}") from None
+    if not cases or (kind == "function" and not name):
+        missing = "one test" if not cases else "the function's name"
+        raise ValueError(f"tests={value!r:.80} of kind {kind!r} need at least {missing}")
+    return ProgramTests(kind, cases, name, setup)
+
+
+def extract_program(completion: str) -> tuple[str, bool] | None:
+    """The last fenced block, or the whole text when there is none, and whether it was fenced.
+
+    None when that is empty, or when the last block does not end: it was cut off.
+    """
+    blocks: list[list[str]] = []
+    fence = indent = ""  # of the block under way
+    for line in completion.splitlines():
+        text = line.strip()
+        mark = text[: len(text) - len(text.lstrip("`~"))]
+        if fence:
+            if text == mark and mark.startswith(fence):
+                fence = ""
+            else:
+                blocks[-1].append(line.removeprefix(indent))
+        elif len(mark) >= 3 and len(set(mark)) == 1 and "`" not in text[len(mark) :]:
+            fence, indent = mark, line[: len(line) - len(line.lstrip())]
+            blocks.append([])
+    program = "\n".join(blocks[-1]) + "\n" if blocks else completion
+    return None if fence or not program.strip() else (program, bool(blocks))
+
+
+class CodeGrader:
+    """Grades completions from any thread.
+
+    Args:
+      sandbox: where programs run; its limits are those of one program, call or assert.
+      partial_credit: whether the value is the share of tests passed, instead of 1 for all, else 0.
+        Once a program has passed a limit, the tests that are left are not passed.
+    """
+
+    def __init__(self, sandbox: Sandbox, partial_credit: bool = False):
+        self.sandbox, self.partial_credit = sandbox, partial_credit
+
+    def grade(self, example: Example, completion: str) -> Score:
+        """Return the score of one completion.
+
+        Its details say how many of how many tests passed, and the status and last words of the
+        first that did not.
+
+        Raises:
+          ValueError: when the example's tests cannot be read.
+        """
+        tests = read_tests(example.extra["tests"])
+        found = extract_program(completion)
+        if found is None or not (found[1] or self._compiles(found[0])):
+            return Score(0.0, "parse_failure", {"error": "no program"})
+        run = {"function": self._functions, "stdio": self._stdio, "asserts": self._asserts}
+        outcomes = run[tests.kind](found[0], tests)
+        passed = sum(outcome.status == "ok" for outcome in outcomes)
+        failed = next((outcome for outcome in outcomes if outcome.status != "ok"), None)
+        details = {"passed": float(passed), "tests": float(len(tests.cases))}
+        if failed:
+            last_words = failed.stderr.strip().rpartition("\n")[2]
+            details |= {"status": failed.status, "error": last_words[:200]}
+        if any(outcome.status == "infra_failure" for outcome in outcomes):
+            return Score(math.nan, "infra_failure", details)
+        share = passed / len(tests.cases)
+        return Score(share if self.partial_credit else float(share == 1.0), "scored", details)
+
+    def _compiles(self, text: str) -> bool:
+        code = "import sys\ncompile(sys.stdin.read(), 'program', 'exec')"
+        return self.sandbox.run(code, stdin=text).status in ("ok", "infra_failure")
+
+    def _stdio(self, program: str, tests: ProgramTests) -> list[Outcome]:
+        outcomes = []
+        for given, expected in tests.cases:
+            outcome = self.sandbox.run(program, stdin=given)
+            if outcome.status == "ok" and _lines(outcome.stdout) != _lines(expected):
+                outcome = Outcome("error", stderr=f"wrong output {outcome.stdout[:80]!r}")
+            outcomes.append(outcome)
+            if self._decided(outcome):
+                break
+        return outcomes
+
+    def _functions(self, program: str, tests: ProgramTests) -> list[Outcome]:
+        with self.sandbox.session() as session:
+            outcomes = [session.call(program, name="program")]
+            if outcomes[0].status != "ok":
+                return outcomes
+            outcomes.clear()
+            for args, kwargs, expected in tests.cases:
+                outcome = session.invoke(tests.name, args, kwargs)
+                if outcome.status == "ok" and not _replied(outcome.reply, expected):
+                    outcome = Outcome("error", stderr=f"wrong reply {outcome.reply[:80]}")
+                outcomes.append(outcome)
+                if session.ended or self._decided(outcome):
+                    break
+        return outcomes
+
+    def _asserts(self, program: str, tests: ProgramTests) -> list[Outcome]:
+        statements = [statement for (statement,) in tests.cases]
+        modules, stand_ins = _free_names([tests.setup, *statements])
+        if tests.name:
+            stand_ins = sorted({*stand_ins, tests.name})
+        setup = "".join(f"import {module}\n" for module in modules) + tests.setup
+        with self.sandbox.session() as session, self.sandbox.session() as checks:
+            outcomes = [session.call(program, name="program")]
+            if outcomes[0].status != "ok":
+                return outcomes
+            prepared = checks.call(setup)
+            if prepared.status != "ok":  # without a word from the program: the tests are broken
+                return [Outcome("infra_failure", stderr=prepared.stderr)]
+            outcomes.clear()
+            for statement in statements:
+                outcome = checks.call(statement, stand_ins=stand_ins, program=session)
+                if session.ended and session.ended.status != "ok":
+                    outcome = session.ended
+                outcomes.append(outcome)
+                if session.ended or checks.ended or self._decided(outcome):
+                    break
+        return outcomes
+
+    def _decided(self, outcome: Outcome) -> bool:
+        return outcome.status != "ok" and not self.partial_credit
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _replied(reply: str, expected: Any) -> bool:
+    """Whether a function returned what JSON says it should; the reply is untrusted text."""
+    try:
+        return _matches(json.loads(reply)["value"], expected)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return False  # it raised, or it is nothing that `encode` gives
+
+
+def _matches(value: Any, expected: Any) -> bool:
+    """Compare as JSON would: a tuple is a list, and a key that is an integer is text."""
+    if isinstance(value, dict):
+        ((kind, content),) = value.items()
+        if kind == "dict":
+            pairs = {str(key) if type(key) is int else key: item for key, item in content}
+            return (
+                isinstance(expected, dict)
+                and pairs.keys() == expected.keys()
+                and all(_matches(pairs[key], expected[key]) for key in expected)
+            )
+        if kind not in ("tuple", "int"):
+            return False
+        value = content if kind == "tuple" else int(content, 16)
+    if isinstance(value, list) and isinstance(expected, (list, tuple)):
+        return len(value) == len(expected) and all(map(_matches, value, expected))
+    if isinstance(value, float) or isinstance(expected, float):
+        numbers = (value, expected)
+        if any(isinstance(number, bool) for number in numbers):
+            return False
+        return all(map(math.isnan, numbers)) or math.isclose(
+            *numbers, rel_tol=FLOAT_RELATIVE_TOLERANCE
+        )
+    return type(value) is type(expected) and value == expected
+
+
+def _free_names(sources: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Names that tests use and do not make: modules of the library, and names of the program."""
+    used, made, opened = set(), set(dir(builtins)), set()
+    for node in (node for source in sources for node in ast.walk(ast.parse(source))):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else made).add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            made.add(node.name)
+        elif isinstance(node, ast.arg):
+            made.add(node.arg)
+        elif isinstance(node, ast.alias):
+            made.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            made.add(node.name)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            opened.add(node.value.id)
+    free = used - made
+    modules = free & opened & sys.stdlib_module_names
+    return sorted(modules), sorted(free - modules)
