@@ -11,6 +11,7 @@ forked from, the trainer's process. A failure of the sandbox itself is an outcom
 `infra_failure`: the sample must be masked, never scored 0.
 """
 
+import contextlib
 import json
 import logging
 import queue
@@ -115,8 +116,9 @@ class Sandbox:
         request = {"kind": "program", "code": code, "stdin": stdin, "files": files}
         with self._slots:
             for attempt in range(2):  # a worker may have died while idle: ask a fresh one once
-                worker = self._take()
+                worker = None
                 try:
+                    worker = self._take(fresh=attempt > 0)
                     outcome, _ = worker.ask(request)
                 except (EOFError, OSError) as error:
                     self._discard(worker)
@@ -151,23 +153,24 @@ class Sandbox:
                 f"{self.limits.scratch_bytes}: raise that limit or pass less"
             )
 
-    def _take(self) -> Worker:
+    def _take(self, fresh: bool = False) -> Worker:
         """A worker that nobody else has until it is given back or discarded."""
         if self._closed:
             raise RuntimeError("the sandbox is closed")
-        try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            worker = Worker(self.limits, self.isolation, self._scratch and self._scratch.name)
-            self._live.add(worker)
-            return worker
+        if not fresh:
+            with contextlib.suppress(queue.Empty):
+                return self._idle.get_nowait()
+        worker = Worker(self.limits, self.isolation, self._scratch and self._scratch.name)
+        self._live.add(worker)
+        return worker
 
     def _give_back(self, worker: Worker) -> None:
         self._idle.put(worker)
 
-    def _discard(self, worker: Worker) -> None:
-        self._live.discard(worker)
-        worker.stop()
+    def _discard(self, worker: Worker | None) -> None:
+        if worker is not None:
+            self._live.discard(worker)
+            worker.stop()
 
 
 class Session:
@@ -260,17 +263,17 @@ class Session:
             for attempt in range(2):  # as in Sandbox.run, while there is nothing to lose
                 if self.ended is not None:
                     return Outcome("killed", stderr=f"the session had ended: {self.ended.status}")
-                worker = self._worker = self._worker or self._sandbox._take()
                 try:
+                    self._worker = worker = self._worker or self._sandbox._take(attempt > 0)
                     outcome, ended = worker.ask(request, answer)
                 except (EOFError, OSError) as error:
-                    self._sandbox._discard(worker)
+                    self._sandbox._discard(self._worker)
                     self._worker = None
                     if not fresh or attempt or isinstance(error, TimeoutError):
                         self.ended = self.ended or infra_failure(error)
                         return self.ended
                 except BaseException:
-                    self._sandbox._discard(worker)
+                    self._sandbox._discard(self._worker)
                     self._worker = None
                     self.ended = Outcome("killed", stderr="the session was interrupted")
                     raise

@@ -96,7 +96,6 @@ class Interpreter:
         self.commands, self.reports, self.limits = commands, reports, limits
         self.objects: list[Any] = []
         self.calls = 0
-        sys.executable = os.path.realpath(sys.executable)
         sys.argv = [PROGRAM_FILE]
         # The streams of this process are not those that its interpreter started with.
         sys.stdin = sys.__stdin__ = _stream(0, "r", "surrogateescape")

@@ -172,7 +172,7 @@ def _user_beside_root(process: int) -> int:
 def _interpreter_paths() -> list[str]:
     """What the program sees of the machine: its interpreter, the library, shared objects."""
     paths = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
-    paths += [sys.base_prefix + "/lib", *sys.path, os.path.realpath(sys.executable)]
+    paths += [sys.base_prefix + "/lib", *sys.path, sys.executable]
     shown: list[str] = []
     for path in paths:
         if os.path.exists(path) and not any((path + "/").startswith(p + "/") for p in shown):

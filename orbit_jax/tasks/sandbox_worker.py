@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import signal
+import sys
 from typing import NoReturn
 
 import sandbox_walls
@@ -23,6 +24,7 @@ def main(control: int) -> NoReturn:
     """Fork sandboxes until one ends otherwise than by its work being done."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = json.loads(read_frame(control))
+    sys.executable = os.path.realpath(sys.executable)  # the path by which a sandbox has it
     worker = os.getpid()
     gc.collect()
     gc.freeze()  # what is loaded so far stays as it is: fewer pages to copy
