@@ -13,8 +13,9 @@ import builtins
 import json
 import math
 import sys
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orbit_jax.tasks.sandbox import Outcome, Sandbox
@@ -110,10 +111,15 @@ class CodeGrader:
       sandbox: where programs run; its limits are those of one program, call or assert.
       partial_credit: whether the value is the share of tests passed, instead of 1 for all, else 0.
         Once a program has passed a limit, the tests that are left are not passed.
+      max_seconds: of execution, for all tests of one completion; those left are not passed.
     """
 
-    def __init__(self, sandbox: Sandbox, partial_credit: bool = False):
+    def __init__(
+        self, sandbox: Sandbox, partial_credit: bool = False, max_seconds: float = 60.0
+    ) -> None:
         self.sandbox, self.partial_credit = sandbox, partial_credit
+        self.max_seconds = max_seconds
+        self._turns = threading.Semaphore(sandbox.workers)  # each turn keeps up to two processes
 
     def grade(self, example: Example, completion: str) -> Score:
         """Return the score of one completion.
@@ -129,7 +135,8 @@ class CodeGrader:
         if found is None or not (found[1] or self._compiles(found[0])):
             return Score(0.0, "parse_failure", {"error": "no program"})
         run = {"function": self._functions, "stdio": self._stdio, "asserts": self._asserts}
-        outcomes = run[tests.kind](found[0], tests)
+        with self._turns:
+            outcomes = run[tests.kind](found[0], tests)
         passed = sum(outcome.status == "ok" for outcome in outcomes)
         failed = next((outcome for outcome in outcomes if outcome.status != "ok"), None)
         details = {"passed": float(passed), "tests": float(len(tests.cases))}
@@ -150,9 +157,9 @@ class CodeGrader:
         for given, expected in tests.cases:
             outcome = self.sandbox.run(program, stdin=given)
             if outcome.status == "ok" and _lines(outcome.stdout) != _lines(expected):
-                outcome = Outcome("error", stderr=f"wrong output {outcome.stdout[:80]!r}")
+                outcome = _wrong(outcome, f"wrong output {outcome.stdout[:80]!r}")
             outcomes.append(outcome)
-            if self._decided(outcome):
+            if self._decided(outcome, sum(outcome.seconds for outcome in outcomes)):
                 break
         return outcomes
 
@@ -165,9 +172,9 @@ class CodeGrader:
             for args, kwargs, expected in tests.cases:
                 outcome = session.invoke(tests.name, args, kwargs)
                 if outcome.status == "ok" and not _replied(outcome.reply, expected):
-                    outcome = Outcome("error", stderr=f"wrong reply {outcome.reply[:80]}")
+                    outcome = _wrong(outcome, f"wrong reply {outcome.reply[:80]}")
                 outcomes.append(outcome)
-                if session.ended or self._decided(outcome):
+                if session.ended or self._decided(outcome, session.seconds):
                     break
         return outcomes
 
@@ -190,12 +197,18 @@ class CodeGrader:
                 if session.ended and session.ended.status != "ok":
                     outcome = session.ended
                 outcomes.append(outcome)
-                if session.ended or checks.ended or self._decided(outcome):
+                seconds = session.seconds + checks.seconds
+                if session.ended or checks.ended or self._decided(outcome, seconds):
                     break
         return outcomes
 
-    def _decided(self, outcome: Outcome) -> bool:
-        return outcome.status != "ok" and not self.partial_credit
+    def _decided(self, outcome: Outcome, seconds: float) -> bool:
+        failed = outcome.status != "ok" and not self.partial_credit
+        return failed or seconds > self.max_seconds
+
+
+def _wrong(outcome: Outcome, why: str) -> Outcome:
+    return replace(outcome, status="error", stderr=why)
 
 
 def _lines(text: str) -> list[str]:

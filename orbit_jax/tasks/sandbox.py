@@ -61,7 +61,7 @@ class Sandbox:
             raise ValueError(f"isolation={isolation!r}: use one of {', '.join(ISOLATIONS)}")
         self.workers, self.limits, self.isolation = workers, limits or Limits(), isolation
         self._slots = threading.Semaphore(workers)
-        self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
+        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         self._live: set[Worker] = set()
         self._closed = False
         self._scratch = None
@@ -178,10 +178,12 @@ class Session:
 
     Attributes:
       ended: the outcome that ended it, None while it lives. A call that passes a limit ends it.
+      seconds: on the clock, of all its calls together.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.ended: Outcome | None = None
+        self.seconds = 0.0
         self._sandbox = sandbox
         self._worker: Worker | None = None
         self._lock = threading.Lock()
@@ -207,12 +209,14 @@ class Session:
           code: its text.
           name: the module's `__name__`.
           stand_ins: names that stand, in `code`, for what they mean in the session `program`:
-            functions are called there, and only plain values come back.
+            functions are called there, and only plain values come back. Together they may take
+            `Limits.wall_seconds`.
           program: that session; it must be another one.
         """
         request = {"kind": "call", "code": code, "name": name, "stand_ins": list(stand_ins)}
+        until = program and program.seconds + self._sandbox.limits.wall_seconds
         with self._sandbox._slots:
-            return self._ask(request, program and program._answer)
+            return self._ask(request, program and (lambda asked: program._answer(asked, until)))
 
     def invoke(
         self, function: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -248,14 +252,17 @@ class Session:
         else:  # a call is under way in another thread
             self._sandbox._discard(worker)
 
-    def _answer(self, question: str) -> str:
+    def _answer(self, question: str, until_seconds: float) -> str:
         """What an `invoke` of this session says; the question comes from the tests' session."""
-        outcome = self._ask({**json.loads(question), "kind": "invoke"})
-        if outcome.status == "ok":
-            return outcome.reply
-        return json.dumps(
-            {"raised": "RuntimeError", "text": f"the program ended: {outcome.status}"}
-        )
+        asked = json.loads(question)
+        request = {key: asked[key] for key in ("action", "of", "args", "kwargs")}
+        status = "timeout"
+        if self.seconds < until_seconds:
+            outcome = self._ask({"kind": "invoke", **request})
+            if outcome.status == "ok":
+                return outcome.reply
+            status = outcome.status
+        return json.dumps({"raised": "RuntimeError", "text": f"no answer: {status}"})
 
     def _ask(self, request: dict, answer: Callable[[str], str] | None = None) -> Outcome:
         with self._lock:
@@ -278,6 +285,7 @@ class Session:
                     self.ended = Outcome("killed", stderr="the session was interrupted")
                     raise
                 else:
+                    self.seconds += outcome.seconds
                     if ended:
                         self.ended, self._worker = outcome, None
                         self._sandbox._give_back(worker)
