@@ -3,23 +3,25 @@ r"""Finding the answer in a completion, and reading plain numbers exactly.
 The answer of a completion is its last *balanced* `\boxed{...}`, else the last number in the text.
 Numbers are read by one regular expression into `fractions.Fraction`: nothing is evaluated, there
 is no floating point and hence no tolerance. Understood are signs (also U+2212), thousands
-separators, decimals, `a/b`, `\frac{a}{b}`, mixed numbers (`2 2/3`), small integer powers,
-scientific notation and percent (`50%` is 1/2).
+separators, decimals, repeating ones (`0.\overline{3}`), `a/b`, `\frac{a}{b}`, mixed numbers
+(`2 2/3`), small integer powers, scientific notation and percent (`50%` is 1/2).
 """
 
 import re
 from fractions import Fraction
+
+from orbit_jax.tasks.decoration import split_unit
 
 MAX_NUMBER_CHARACTERS = 200  # longer digit strings are no answers, and cost quadratic time to read
 
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)"
 _EXPONENT = r"(?:\{[+-]?\d{1,3}\}|[+-]?\d{1,3})"
 _ATOM = (
-    rf"{_DECIMAL}(?:\^{_EXPONENT}|[eE][+-]?\d{{1,3}}|\s*(?:\\times|\\cdot|×)\s*10\^{_EXPONENT})?"
+    rf"{_DECIMAL}(?:\^{_EXPONENT}|[eE][+-]?\d{{1,3}}|\s*(?:\\times|\\cdot|×|\*)\s*10\^{_EXPONENT})?"
 )
 _ATOM_PARTS = re.compile(
     rf"(?P<mantissa>{_DECIMAL})(?:\^(?P<power>{_EXPONENT})"
-    rf"|(?:[eE]|\s*(?:\\times|\\cdot|×)\s*10\^)(?P<ten>{_EXPONENT}))?"
+    rf"|(?:[eE]|\s*(?:\\times|\\cdot|×|\*)\s*10\^)(?P<ten>{_EXPONENT}))?"
 )
 _NUMBER = re.compile(
     rf"(?P<sign>[+-]?)(?P<whole>\d+\s*(?=\\frac)|\d+\s+(?=\d+\s?/\s?\d))?"
@@ -33,11 +35,8 @@ _NUMBER_IN_TEXT = re.compile(
     rf"(?<![\w.^])(?:(?<![\w)}}\]%])(?=[+-])|(?![+-]))(?:{_NUMBER.pattern})(?![\d^]|\.\d)"
 )
 _BRACE_OR_BOX = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
-_QUANTITY_WORD = r"percent|pct|dozen|hundred|thousand|million|billion|trillion"
-_UNIT = re.compile(
-    rf"\\(?:text|mathrm)\{{(?!\s*(?:{_QUANTITY_WORD}))[A-Za-z .]*\}}|\^\{{?\\circ\}}?|°"
-)
-_ASSIGNED_NAME = re.compile(r"^[A-Za-z]\s*=\s*")
+_REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
+_MINUS_SIGNS = str.maketrans(dict.fromkeys("\u2212\u2013\ufe63\uff0d", "-"))
 
 
 def extract_answer(completion: str) -> str | None:
@@ -55,12 +54,25 @@ def extract_answer(completion: str) -> str | None:
     return numbers[-1] if numbers else None
 
 
+def vote(completion: str) -> str | None:
+    """Return the answer in one spelling for all forms of a number, None when there is none."""
+    answer = extract_answer(completion)
+    if answer is None:
+        return None
+    text = normalise_answer(answer)
+    value = read_number(split_unit(text)[0])
+    return text.replace(" ", "") if value is None else str(value)
+
+
 def normalise_answer(text: str) -> str:
     r"""Unify spellings that do not change the value: minus signs, `$`, spacing, `\dfrac`, `\%`."""
-    text = text.replace("\u2212", "-")
+    text = text.translate(_MINUS_SIGNS)
     text = re.sub(r"(?<=\d)(?:\{,\}|,\\!|\\,)(?=\d{3})", "", text)
-    text = re.sub(r"\\\$|\$|\\left(?![a-z])|\\right(?![a-z])|\\[,!]", "", text)
-    text = re.sub(r"\\[;: ]|\s", " ", text).replace("\\%", "%")
+    text = re.sub(r"\\\$|\$|\\left(?![a-z])|\\right(?![a-z])|(?<!\\)\\[,!]", "", text)
+    # Two backslashes end a row of a matrix.
+    text = re.sub(r"(?<!\\)\\[;: ]|\\q?quad(?![a-z])|~|\s", " ", text).replace("\\%", "%")
+    text = re.sub(r"\\degree(?![a-z])", r"^\\circ", text)
+    text = re.sub(r"\\varnothing(?![a-z])", r"\\emptyset", text)
     text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", text)
     text = re.sub(r"\\frac\s*(\d)", r"\\frac{\1}", text)
     text = re.sub(r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}", text)
@@ -69,7 +81,11 @@ def normalise_answer(text: str) -> str:
 
 def read_number(text: str) -> Fraction | None:
     """Return the exact value of a normalised plain number or fraction, None for anything else."""
-    match = _NUMBER.fullmatch(text) if len(text) <= MAX_NUMBER_CHARACTERS else None
+    if len(text) > MAX_NUMBER_CHARACTERS:
+        return None
+    if repeating := _REPEATING.fullmatch(text):
+        return _read_repeating(*repeating.groups())
+    match = _NUMBER.fullmatch(text)
     if match is None:
         return None
     try:
@@ -83,11 +99,6 @@ def read_number(text: str) -> Fraction | None:
     return value / 100 if match["percent"] else value
 
 
-def strip_decoration(text: str) -> str:
-    r"""Drop what a completion may write around a number: `x =`, units in `\text{}`, degrees."""
-    return _UNIT.sub("", _ASSIGNED_NAME.sub("", text)).strip()
-
-
 def _read_atom(text: str) -> Fraction:
     parts = _ATOM_PARTS.fullmatch(text)
     value = Fraction(parts["mantissa"].replace(",", "").rstrip("."))
@@ -96,6 +107,12 @@ def _read_atom(text: str) -> Fraction:
     if parts["ten"]:
         value *= Fraction(10) ** int(parts["ten"].strip("{}"))
     return value
+
+
+def _read_repeating(sign: str, whole: str, fixed: str, again: str) -> Fraction:
+    once, before = int(whole + fixed + again), int(whole + fixed or "0")
+    value = Fraction(once - before, 10 ** len(fixed) * (10 ** len(again) - 1))
+    return -value if sign == "-" else value
 
 
 def _last_box(text: str) -> tuple[str | None, bool]:

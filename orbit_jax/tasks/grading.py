@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -23,11 +24,14 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
 
-from orbit_jax.tasks.answers import extract_answer, normalise_answer, read_number, strip_decoration
+from orbit_jax.tasks.answers import extract_answer, normalise_answer, read_number
+from orbit_jax.tasks.decoration import split_unit
 
 START_SECONDS = 60.0  # a cold import of math-verify on a loaded machine; not part of the limit
 MAX_SYMBOLIC_CHARACTERS = 2000  # longer formulas only run into the time limit
 WORKER_FILE = Path(__file__).with_name("grading_worker.py")
+
+_BASE = re.compile(r"(?<=\d)_\{?(\d+)\}?")  # of a number such as 101_2
 
 _logger = logging.getLogger(__name__)
 
@@ -116,16 +120,24 @@ def _grade_in_process(completion: str, answer: str) -> Grade | tuple[str, str]:
     if candidate is None:
         return PARSE_FAILURE
     candidate, answer = normalise_answer(candidate), normalise_answer(answer)
-    expected = read_number(answer)
+    (plain, unit), (reference, expected_unit) = split_unit(candidate), split_unit(answer)
+    expected = read_number(reference)
     if expected is not None:
-        found = read_number(strip_decoration(candidate))
+        found = read_number(plain)
         if found is None:
             return PARSE_FAILURE
-        return RIGHT if found == expected else WRONG
+        # A unit may be left out, or be added, but not be another one.
+        same_unit = not unit or not expected_unit or unit == expected_unit
+        return RIGHT if found == expected and same_unit else WRONG
     if candidate.replace(" ", "") == answer.replace(" ", ""):
         return RIGHT
-    # Where math-verify is too kind: it takes 50% for 50, and the pair (1,2) for the set {1,2}.
-    if ("%" in candidate) != ("%" in answer) or _set_meets_pair(candidate, answer):
+    # Where math-verify is too kind: it takes 50% for 50, the pair (1,2) for the set {1,2}, and
+    # 101 in one base for 101 in another.
+    if (
+        ("%" in candidate) != ("%" in answer)
+        or _set_meets_pair(candidate, answer)
+        or _BASE.findall(candidate) != _BASE.findall(answer)
+    ):
         return WRONG
     if len(candidate) > MAX_SYMBOLIC_CHARACTERS:
         return PARSE_FAILURE
