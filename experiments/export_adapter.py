@@ -32,6 +32,7 @@ from orbit_jax.config import Config, from_config_dict
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.weights import weights
 from orbit_jax.runs.progress import Progress
+from orbit_jax.trained import find_checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,19 +48,6 @@ class Trained:
     hash: str
     adapter: Adapter
     step: int
-
-
-def find_checkpoint(source: Path) -> tuple[Path, Path]:
-    """The run's folder and a whole checkpoint of it: `source` is either."""
-    if run_state.NAME.fullmatch(source.name):
-        return source.parent.parent, source
-    folder = source / "checkpoints"
-    if not (source / "config.json").is_file() or not folder.is_dir():
-        raise ValueError(f"{source} is no run folder: give one that has config.json, checkpoints/")
-    found = run_state.latest(folder)
-    if found.path is None:
-        raise ValueError(f"{source} has no whole checkpoint: let the run save one first")
-    return source, found.path
 
 
 def read_trained(source: Path, base: str = "") -> Trained:

@@ -11,7 +11,6 @@ base and a PEFT adapter.
 
 import argparse
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -21,13 +20,13 @@ import numpy as np
 
 from orbit_jax import mesh, parity, startup
 from orbit_jax.adapters.adapter import Adapter
-from orbit_jax.checkpoint import run_state
 from orbit_jax.checkpoint.peft import load_adapter
-from orbit_jax.config import Config, from_config_dict
+from orbit_jax.config import Config
 from orbit_jax.rl import sampler
 from orbit_jax.rl.admission import admit_prompts
 from orbit_jax.rl.sampler import RUNNING
 from orbit_jax.runs.loading import Loading
+from orbit_jax.trained import config_of, load_policy
 
 CHUNK = 8  # tokens that are drawn before they are printed
 
@@ -90,27 +89,17 @@ class Speaker:
 
 def load(arguments: argparse.Namespace) -> tuple[Config, startup.Frozen, dict[str, Adapter | None]]:
     """The base and who answers: the base itself and, of a run, the newest adapter."""
-    config = Config()
-    if arguments.run:
-        config = from_config_dict(json.loads((arguments.run / "config.json").read_text()))
+    config = config_of(arguments.run) if arguments.run else Config()
     if arguments.base:
         config = dataclasses.replace(
             config, base=dataclasses.replace(config.base, path=arguments.base)
         )
-    # However many processes trained it.
-    config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, processes=1))
     startup.set_up_jax(config)
     frozen = startup.load(config, Loading())
     speakers: dict[str, Adapter | None] = {"base": None}
     if arguments.run:
-        found = run_state.latest((arguments.run / "checkpoints").absolute())
-        if found.path is None:
-            raise ValueError(f"--run={arguments.run} has no checkpoint: let it save one first")
-        state, facts = run_state.restore(found.path, startup.train_state(config, frozen))
-        if facts["base_hash"] != frozen.hash:
-            raise ValueError(f"--run={arguments.run} was trained on another base: leave --base out")
-        run_state.check_adapter(facts, state.policy.methods)
-        speakers[f"step {facts['step']}"] = state.policy
+        policy, step = load_policy(arguments.run, config, frozen)
+        speakers[f"step {step}"] = policy
     if arguments.adapter:
         loaded = load_adapter(arguments.adapter, frozen.model, frozen.hash)
         loaded = mesh.place(frozen.model, loaded, mesh.adapter_specs(loaded))
@@ -123,7 +112,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--base", default="", help="Hugging Face folder or .gguf file")
-    parser.add_argument("--run", type=Path, help="run folder whose newest adapter answers too")
+    parser.add_argument(
+        "--run", type=Path, help="run folder, or a checkpoint of it, whose adapter answers too"
+    )
     parser.add_argument("--adapter", type=Path, help="PEFT folder that answers too")
     parser.add_argument("--prompt", default="", help="ask this and end; without it, a chat")
     parser.add_argument("--system", default="", help="a system message before everything")

@@ -33,6 +33,12 @@ SUMMARY_KEYS = (
 )
 
 
+def require_new(path: str | Path, field: str) -> None:
+    """Refuses a folder that exists, before there is anything to write to it."""
+    if Path(path).exists():
+        raise ValueError(f"{field}={str(path)!r} already exists: name a new folder")
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """`<experiment>-<time>-<id>/` with config, environment, log, samples, checkpoints and plots."""
@@ -40,11 +46,16 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, root: str | Path, experiment: str, config: Mapping[str, Any]) -> "RunFolder":
-        """Makes a new folder under `root` and records the config and the environment in it."""
+    def create(
+        cls, root: str | Path, experiment: str, config: Mapping[str, Any], name: str = ""
+    ) -> "RunFolder":
+        """Makes a new folder under `root` and records the config and the environment in it.
+
+        `name` is what it is called, by default the experiment with the time and an id.
+        """
         if Path(experiment).name != experiment or experiment.startswith("."):
             raise ValueError(f"config.experiment={experiment!r}: must be a plain name")
-        name = f"{experiment}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        name = name or f"{experiment}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = cls(Path(root).absolute() / name)
         for directory in (folder.path, folder.samples, folder.checkpoints, folder.plots):
             try:

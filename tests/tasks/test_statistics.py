@@ -14,6 +14,7 @@ from orbit_jax.tasks.statistics import (
     mean_interval,
     pass_at_k,
     share_interval,
+    sign_flips,
     wilson,
 )
 
@@ -154,13 +155,42 @@ def test_right_and_wrong_are_compared_by_mcnemar():
     assert -0.1 < found.low < 0 < found.difference < found.high < 0.6
 
 
-def test_shares_are_compared_by_a_bootstrap_over_problems():
+@pytest.mark.parametrize("size", [0, 1, 5, 9])
+def test_flips_of_signs_count_all_ways_in_which_changes_could_have_gone(size):
+    change = np.random.default_rng(size).integers(-4, 5, size) / 8
+    ways = [abs(sum(way)) for way in itertools.product(*((-x, x) for x in change))]
+    assert sign_flips(change) == np.mean(np.array(ways) >= abs(change.sum()))
+
+
+def test_values_that_differ_by_rounding_are_equal():
+    first = [pass_at_k(4, 2, 1), 1 - 1e-16, 0.0]
+    found = compare(first, [pass_at_k(6, 3, 1) + 1e-15, 1.0, 1e-17])
+    assert (found.better, found.worse, found.difference, found.p_value) == (0, 0, 0.0, 1.0)
+    assert compare([1 - 1e-16], [1e-17]).method == "mcnemar"
+
+
+def test_flips_of_signs_are_mcnemars_test_where_all_is_right_or_wrong():
+    for better, worse in ((0, 0), (2, 0), (5, 1), (3, 3)):
+        change = [1.0] * better + [-1.0] * worse + [0.0] * 4
+        assert sign_flips(change) == pytest.approx(mcnemar(better, worse))
+
+
+def test_many_flips_are_drawn_by_a_seed(monkeypatch):
+    change = np.random.default_rng(3).integers(-3, 5, 14) / 8
+    exact = sign_flips(change)
+    monkeypatch.setattr(statistics, "_MOST_FLIPS", 4)
+    drawn = sign_flips(change, seed=1)
+    assert drawn == sign_flips(change, seed=1) == pytest.approx(exact, abs=0.02)
+    assert drawn != exact
+
+
+def test_shares_are_compared_problem_by_problem():
     rng = np.random.default_rng(0)
     chances = rng.uniform(size=200)
     first = rng.binomial(8, chances) / 8
     higher = rng.binomial(8, chances**0.5) / 8
     found = compare(first, higher, seed=1)
-    assert found.method == "bootstrap"
+    assert found.method == "sign flips"
     assert found.low < found.difference < found.high
     assert found.low > 0.1
     assert found.p_value < 0.001
@@ -172,11 +202,11 @@ def test_shares_are_compared_by_a_bootstrap_over_problems():
     assert found.high - found.low < np.diff(share_interval(first, 8))
 
 
-def test_a_bootstrap_finds_differences_where_there_is_none_as_rarely_as_it_says(monkeypatch):
+def test_a_difference_is_found_where_there_is_none_as_rarely_as_it_says(monkeypatch):
     monkeypatch.setattr(statistics, "DRAWS", 1000)
     rng = np.random.default_rng(0)
     found = [compare(*rng.binomial(8, rng.uniform(size=60), (2, 60)) / 8) for _ in range(400)]
-    assert {one.method for one in found} == {"bootstrap"}
+    assert {one.method for one in found} == {"sign flips"}
     assert 0.02 < np.mean([one.p_value < 0.05 for one in found]) < 0.08
     assert 0.92 < np.mean([one.low <= 0 <= one.high for one in found]) < 0.98
 

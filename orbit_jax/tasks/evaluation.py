@@ -1,0 +1,243 @@
+"""From samples to an evaluation: what each problem gives, and what all of them say.
+
+A `Sample` is one completion with its verdict. `of_problem` turns those of a problem into measures:
+`greedy`, `pass@k`, `majority@k`. `table` averages measures over the problems of a split, a task and
+a difficulty, with intervals.
+
+An infra failure is left out of its problem; a problem with fewer than k samples left has no measure
+at k. Both are counted.
+"""
+
+import dataclasses
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from orbit_jax.tasks import statistics
+from orbit_jax.tasks.problems import Problem, normalise_prompt
+
+GREEDY = "greedy"
+FILE = "results.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How problems are sampled, besides once greedily.
+
+    Attributes:
+      samples: of each problem at `temperature`; 0 for greedy answers alone.
+      top_k, top_p: tokens that may be drawn; 0 and 1.0 for all.
+      ks: of pass@k and majority@k; by default 1, 2, 4, ... and `samples`.
+
+    Raises:
+      ValueError: for a value that makes no sense.
+    """
+
+    samples: int = 8
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    ks: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        requirements = (
+            (self.samples >= 0, "samples", "must be at least 0, for greedy answers alone"),
+            (0 < self.temperature <= 100, "temperature", "must be above 0 and at most 100"),
+            (self.top_k >= 0, "top_k", "must be at least 0, for all tokens"),
+            (0 < self.top_p <= 1, "top_p", "must be above 0 and at most 1"),
+        )
+        for ok, name, remedy in requirements:
+            if not ok:
+                raise ValueError(f"--{name}={getattr(self, name)}: {remedy}")
+        if not self.ks:
+            powers = (1 << i for i in range(self.samples.bit_length()))
+            object.__setattr__(self, "ks", tuple(sorted({*powers, self.samples} - {0})))
+        elif not all(1 <= k <= self.samples for k in self.ks):
+            raise ValueError(f"--k={self.ks}: must be from 1 to --samples={self.samples}")
+
+    @property
+    def modes(self) -> dict[str, tuple[int, dict[str, float]]]:
+        """By name, completions of each problem and how they are drawn."""
+        drawn = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        sampled = {"sampled": (self.samples, drawn)} if self.samples else {}
+        return {GREEDY: (1, {"temperature": 0.0}), **sampled}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One completion, as a line of the samples' file has it.
+
+    Attributes:
+      value: the grader's, NaN for an infra failure; 1 is right.
+      vote: the answer as majority@k counts it, None where there is none.
+    """
+
+    problem: str
+    prompt: str | tuple[dict[str, str], ...]
+    answer: str
+    completion: str
+    tokens: int
+    value: float
+    outcome: str
+    stop: str
+    vote: str | None
+
+
+def digest(prompt: str | tuple[dict[str, str], ...], answer: str) -> str:
+    """What a problem is known by in another evaluation: its text and its reference."""
+    return hashlib.sha256(f"{normalise_prompt(prompt)}\n{answer}".encode()).hexdigest()[:16]
+
+
+def of_problem(by_mode: Mapping[str, Sequence[Sample]], ks: Sequence[int]) -> dict[str, float]:
+    """The measures of one problem, from its samples by mode."""
+    found = {}
+    for mode, samples in by_mode.items():
+        known = [one for one in samples if not math.isnan(one.value)]
+        right = [float(one.value >= 1) for one in known]
+        if mode == GREEDY:
+            found[GREEDY] = right[0] if right else math.nan
+            continue
+        # What could not be read, or was cut off, votes for nothing.
+        votes = [one.vote if one.outcome == "scored" else None for one in known]
+        for k in ks:
+            enough = k <= len(known)
+            found[f"pass@{k}"] = (
+                statistics.pass_at_k(len(known), int(sum(right)), k) if enough else math.nan
+            )
+            if k > 1:  # of one sample the majority is itself
+                found[f"majority@{k}"] = (
+                    statistics.majority_at_k(votes, right, k) if enough else math.nan
+                )
+    return found
+
+
+def of_problems(
+    split: str,
+    problems: Sequence[Problem],
+    by_mode: Mapping[str, Sequence[Sample]],
+    ks: Sequence[int],
+) -> list[dict[str, Any]]:
+    """A row per problem of a split, with its measures and how many of its samples failed."""
+    found: dict[str, dict[str, list[Sample]]] = {}
+    for mode, samples in by_mode.items():
+        for one in samples:
+            found.setdefault(one.problem, {}).setdefault(mode, []).append(one)
+    return [
+        {
+            "split": split,
+            "id": problem.id,
+            "digest": digest(problem.prompt, problem.answer),
+            "task": getattr(problem, "task", "math"),
+            "difficulty": problem.difficulty,
+            "outcomes": dict(
+                Counter(one.outcome for of_mode in found[problem.id].values() for one in of_mode)
+            ),
+            "measures": of_problem(found[problem.id], ks),
+        }
+        for problem in problems
+    ]
+
+
+def table(problems: Sequence[Mapping[str, Any]], samples: int) -> list[dict[str, Any]]:
+    """A row per measure of each group of problems: its mean over problems, with an interval.
+
+    Args:
+      problems: with `split`, `task`, `difficulty` and `measures`.
+      samples: that a problem was sampled.
+    """
+    rows = []
+    for group, members in groups(problems):
+        for measure in members[0]["measures"]:
+            values = [one["measures"][measure] for one in members]
+            known = [value for value in values if not math.isnan(value)]
+            low, high = statistics.share_interval(known, 1 if measure == GREEDY else samples)
+            mean = sum(known) / len(known) if known else math.nan
+            rows.append(
+                {**group, "measure": measure, "problems": len(known), "value": mean}
+                | {"low": low, "high": high, "left_out": len(values) - len(known)}
+            )
+    return rows
+
+
+def groups(
+    problems: Iterable[Mapping[str, Any]],
+) -> list[tuple[dict[str, str], list[Mapping[str, Any]]]]:
+    """Problems by split; then by task and by difficulty, where there are several."""
+    found = []
+    for split, members in _by("split", problems):
+        found.append(({"split": split, "task": "", "difficulty": ""}, members))
+        tasks = _by("task", members)
+        for task, of_task in tasks:
+            if len(tasks) > 1:
+                found.append(({"split": split, "task": task, "difficulty": ""}, of_task))
+            levels = _by("difficulty", of_task)
+            if len(levels) > 1:
+                found += [
+                    ({"split": split, "task": task, "difficulty": level}, of_level)
+                    for level, of_level in levels
+                ]
+    return found
+
+
+def shown(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The measures of a table, or of a comparison, that there is room for: ends of each kind."""
+    measures = list(dict.fromkeys(row["measure"] for row in rows))
+    ks = [int(measure.removeprefix("pass@")) for measure in measures if measure.startswith("pass")]
+    wanted = {GREEDY, "pass@1", f"pass@{max(ks, default=0)}", f"majority@{max(ks, default=0)}"}
+    return [measure for measure in measures if measure in wanted]
+
+
+def choose(parts: Mapping[str, Sequence[Problem]], names: Sequence[str]) -> dict[str, Sequence]:
+    """The parts of the data with these names that hold problems.
+
+    Raises:
+      ValueError: if there is no such part, or none of them holds a problem.
+    """
+    for name in names:
+        if name not in parts:
+            raise ValueError(f"--splits: there is no {name!r}; use some of {', '.join(parts)}")
+    found = {name: parts[name] for name in names if parts[name]}
+    if not found:
+        raise ValueError(f"--splits={','.join(names)}: no problem is in them; name another")
+    return found
+
+
+def read_ks(texts: Sequence[str]) -> tuple[int, ...]:
+    """Whole numbers of a command line.
+
+    Raises:
+      ValueError: if one is none.
+    """
+    for text in texts:
+        if not text.strip().isdecimal():
+            raise ValueError(f"--k: {text!r} is no whole number; write them as 1,4,16")
+    return tuple(sorted({int(text) for text in texts}))
+
+
+def remarks(problems: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What a table of an evaluation does not say: samples that failed, or were cut off."""
+    counts = Counter()
+    for one in problems:
+        counts.update(one["outcomes"])
+    meaning = {
+        "infra_failure": "could not be graded (infra failures) and are left out",
+        "truncated": "were cut off before their answer and count as wrong",
+        "parse_failure": "had no answer that could be read and count as wrong",
+    }
+    total = counts.total()
+    return [
+        f"{counts[name]:,} of {total:,} completions {text}"
+        for name, text in meaning.items()
+        if counts[name]
+    ]
+
+
+def _by(
+    name: str, problems: Iterable[Mapping[str, Any]]
+) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for one in problems:
+        found.setdefault(one[name], []).append(one)
+    return sorted(found.items()) if name == "difficulty" else list(found.items())
