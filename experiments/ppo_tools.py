@@ -9,7 +9,6 @@ appended behind the very ids that were sampled, and sampling goes on from the ca
 given is trained on.
 """
 
-import functools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -30,7 +29,7 @@ from orbit_jax.runs.record import Recorder
 from orbit_jax.tasks.chats import chat_of
 from orbit_jax.tasks.dialogues import Asked, Dialogues
 from orbit_jax.tasks.registry import open_tasks
-from orbit_jax.tasks.task import Example, Score, Task, Transcript
+from orbit_jax.tasks.task import Example, Score, Transcript
 from orbit_jax.tasks.tools import ToolPool
 
 EVALUATION = 2**32 - 1  # stands in for the step, and keys evaluation's noise apart from training's
@@ -110,7 +109,9 @@ def train(config, tasks, mixture, resume, loss_fn, advantage_fn) -> dict:
 
     with Recorder(to_dict(config), startup.facts(frozen, state), resume) as record:
         state, start = record.restore(state)
-        record.note(f"tasks: {', '.join(tasks)}; {len(every) - len(heldout):,} examples to train on")
+        record.note(
+            f"tasks: {', '.join(tasks)}; {len(every) - len(heldout):,} examples to train on"
+        )
         record.note("compiling the sampler and the step, comparing their log-probs ...")
         programs, slots, report = parity.choose(
             config,
@@ -153,7 +154,9 @@ def train(config, tasks, mixture, resume, loss_fn, advantage_fn) -> dict:
                 if done % config.evaluation.every_steps == 0 and done < config.steps:
                     metrics |= evaluate(heldout[:: -(-len(heldout) // config.evaluation.problems)])
                 outcomes = [score.outcome for score in scores]
-                record.step(step, metrics, rewards, outcomes, samples(sampled, asked, texts, scores))
+                record.step(
+                    step, metrics, rewards, outcomes, samples(sampled, asked, texts, scores)
+                )
                 if done % config.run.checkpoint_every_steps == 0 or done == config.steps:
                     record.checkpoint(done, state)
                 if stop.requested:
@@ -166,7 +169,9 @@ def by_task(examples: Sequence[Example], values: np.ndarray, name: str) -> dict[
     names = np.array([example.task for example in examples])
     found = {task: values[names == task] for task in dict.fromkeys(names)}
     return {
-        name.format(task): float(np.nanmean(v)) for task, v in found.items() if not np.isnan(v).all()
+        name.format(task): float(np.nanmean(v))
+        for task, v in found.items()
+        if not np.isnan(v).all()
     }
 
 

@@ -77,9 +77,7 @@ class Sums:
 
     def examples(self, split: str) -> Sequence[Example]:
         """Return those of `train` and `heldout`; the prompt's text alone decides which."""
-        data = generate_problems(
-            self.seed, self.train, self.heldout, 0, self.difficulties, "9x9"
-        )
+        data = generate_problems(self.seed, self.train, self.heldout, 0, self.difficulties, "9x9")
         return tuple(
             Example(problem.id, problem.prompt, problem.answer, self.name, problem.difficulty)
             for problem in getattr(data, split, ())
