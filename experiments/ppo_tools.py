@@ -2,11 +2,11 @@
 
     python experiments/ppo_tools.py --config configs/tiny_tools.py
     python experiments/ppo_tools.py --config configs/tiny_tools.py:mixed
-    python experiments/ppo_tools.py --config configs/tiny_tools.py --config.task.mixture=my.py:MyTask
+    python experiments/ppo_tools.py --config.task.mixture="('my_task.py:MyTask',)"
 
 Made to be copied, as `ppo_math.py` is. A rollout pauses where the model calls a tool; the output is
-appended behind the very ids that were sampled, and sampling goes on from the cache. Nothing that was
-given is trained on.
+appended behind the very ids that were sampled, and sampling goes on from the cache. Nothing that
+was given is trained on.
 """
 
 from collections.abc import Sequence

@@ -95,7 +95,8 @@ def _train(task: Task) -> tuple[Example, ...]:
     both = heldout & {example.id for example in examples}
     if both:
         raise ValueError(
-            f"task {task.name}: examples {sorted(both)[:3]} are in train and heldout: keep them apart"
+            f"task {task.name}: examples {sorted(both)[:3]} are in train and in heldout: keep them "
+            "apart"
         )
     return tuple(examples)
 
