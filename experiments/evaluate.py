@@ -9,8 +9,8 @@ Every problem of the splits is answered once greedily and --samples times at --t
 sampler that trains. Writes `results.json` and `samples/*.jsonl`; intervals are of 95%, over
 problems. With --run its own config counts, in which single fields may be overridden.
 
---compare sets two evaluations side by side, problem by problem: differences with intervals, and the
-p-value of McNemar's exact test or a bootstrap.
+--compare sets two evaluations side by side, problem by problem: differences with intervals, and
+p-values of McNemar's exact test or, for shares of samples, of flips of signs.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from ppo_math import EVALUATION
 from orbit_jax import parity, processes, startup, trained
 from orbit_jax.adapters.adapter import Adapter
 from orbit_jax.config import Config, to_dict
-from orbit_jax.rl.rollouts import Rollouts, generate
+from orbit_jax.rl.rollouts import generate
 from orbit_jax.rl.sampler import RUNNING, STOP_REASONS, SamplerState
 from orbit_jax.runs import evaluations
 from orbit_jax.runs.cli import main
@@ -36,12 +36,10 @@ from orbit_jax.runs.folder import RunFolder, require_new
 from orbit_jax.runs.loading import Loading
 from orbit_jax.runs.progress import Progress
 from orbit_jax.tasks import comparison, evaluation
-from orbit_jax.tasks.answers import vote
 from orbit_jax.tasks.evaluation import Sample, Settings
 from orbit_jax.tasks.grading import Grader
 from orbit_jax.tasks.math import MathTask, load_data
 from orbit_jax.tasks.problems import Problem
-from orbit_jax.tasks.rewards import outcome_of
 
 SPLITS = ("train", "heldout", "unseen")
 ROUNDS = 8  # of all slots, that are sampled before they are graded and written
@@ -179,39 +177,25 @@ class Answerer:
             )
             self.tokens += int(out.sampled.sum())
             self.seconds += time.monotonic() - began
-            yield self.graded([asked[group] for group in out.groups], out)
+            yield evaluation.judged(
+                self.math,
+                [asked[group] for group in out.groups],
+                [self.frozen.tokenizer.decode(out.completion(i)) for i in range(len(out.groups))],
+                out.completion_lengths,
+                [STOP_REASONS[status] for status in out.status],
+            )
 
     def sample(self, *arguments: Any, **filters: bool) -> SamplerState:
         """The sampler's program, which tells how many completions have ended."""
         program, incoming = self.programs.sample, arguments[4]
         compiled = program.executables
         state = program(*arguments, **filters)
-        if program.executables > compiled:
-            self.progress.start_clock()  # compiling is not in the rate
         self.begun += int(processes.read(incoming.update).sum())
         running = int((processes.read(state.status) == RUNNING).sum())
         self.progress.update(self.begun - running, {})
+        if program.executables > compiled:
+            self.progress.start_clock()  # compiling is not in the rate
         return state
-
-    def graded(self, asked: Sequence[Problem], out: Rollouts) -> list[Sample]:
-        """Each rollout with its verdict."""
-        texts = [self.frozen.tokenizer.decode(out.completion(i)) for i in range(len(asked))]
-        values, outcomes = self.math.rewards(asked, texts)
-        stops = [STOP_REASONS[status] for status in out.status]
-        return [
-            Sample(
-                problem=problem.id,
-                prompt=problem.prompt,
-                answer=problem.answer,
-                completion=texts[i],
-                tokens=int(out.completion_lengths[i]),
-                value=float(values[i]),
-                outcome=outcome_of(outcomes[i], stops[i]),
-                stop=stops[i],
-                vote=vote(texts[i]),
-            )
-            for i, problem in enumerate(asked)
-        ]
 
 
 def checked(arguments: list[str]) -> list[str]:

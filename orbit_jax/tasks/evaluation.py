@@ -16,7 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from orbit_jax.tasks import statistics
+from orbit_jax.tasks.answers import vote
+from orbit_jax.tasks.math import MathTask
 from orbit_jax.tasks.problems import Problem, normalise_prompt
+from orbit_jax.tasks.rewards import outcome_of
 
 GREEDY = "greedy"
 FILE = "results.json"
@@ -83,6 +86,35 @@ class Sample:
     outcome: str
     stop: str
     vote: str | None
+
+
+def judged(
+    task: MathTask,
+    asked: Sequence[Problem],
+    texts: Sequence[str],
+    tokens: Sequence[int],
+    stops: Sequence[str],
+) -> list[Sample]:
+    """Completions [B] with their verdicts.
+
+    Args:
+      asked: the problem of each; tokens: how many were sampled; stops: why sampling ended.
+    """
+    values, outcomes = task.rewards(asked, texts)
+    return [
+        Sample(
+            problem=problem.id,
+            prompt=problem.prompt,
+            answer=problem.answer,
+            completion=texts[i],
+            tokens=int(tokens[i]),
+            value=float(values[i]),
+            outcome=outcome_of(outcomes[i], stops[i]),
+            stop=stops[i],
+            vote=vote(texts[i]),
+        )
+        for i, problem in enumerate(asked)
+    ]
 
 
 def digest(prompt: str | tuple[dict[str, str], ...], answer: str) -> str:

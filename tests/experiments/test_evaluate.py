@@ -1,5 +1,6 @@
 """Evaluating what a run made of the tiny base, in the `test` variant of its recipe."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -37,6 +38,8 @@ def run(tmp_path_factory) -> Path:
     """The folder of a run that has saved its adapter before it learned anything."""
     recipe = tiny_moe.get_config("test")
     recipe.base.path = str(ROOT / recipe.base.path)
+    # A small program, for prompts of one length of streams.
+    recipe.adapter.targets, recipe.sampler.slots = ("o_proj",), 1
     config = from_config_dict(recipe)
     folder = RunFolder.create(tmp_path_factory.mktemp("runs"), "ppo_math", to_dict(config))
     frozen = startup.load(config)
@@ -47,7 +50,7 @@ def run(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def evaluated(run) -> dict:
-    """Four held-out problems and eight unseen ones; more rows than the 16 slots."""
+    """Four held-out problems and eight unseen ones; in several rounds of one slot."""
     config = trained.config_of(run, {"task.heldout_problems": 4, "run.root": str(run.parent)})
     out = str(run.parent / "evaluated")
     return evaluate.evaluate(config, Settings(SAMPLES), ["heldout", "unseen"], str(run), out)
@@ -110,6 +113,13 @@ def test_fields_of_a_runs_config_may_be_overridden(run):
         trained.config_of(run, {"sampler.slots": -1})
 
 
+def test_an_adapter_of_another_base_is_refused(run):
+    config = trained.config_of(run)
+    frozen = dataclasses.replace(startup.load(config), hash="another")
+    with pytest.raises(ValueError, match=r"step_000007 was trained on the base with hash \w{12}, "):
+        trained.load_policy(run / "checkpoints" / "step_000007", config, frozen)
+
+
 def test_compared_evaluations_may_stand_apart(capsys):
     assert evaluate.checked(["x", "--compare", "a", "b"]) == ["x", "--compare=a,b"]
     assert evaluate.checked(["x", "--run=a"]) == ["x", "--run=a"]
@@ -121,16 +131,16 @@ def test_compared_evaluations_may_stand_apart(capsys):
 
 def test_the_command_line_answers_in_sentences():
     cases = {
-        ("--help",): (0, "--compare"),
+        ("--help",): (1, "--compare"),  # absl's own status
         ("--compare",): (2, "error: --compare takes two evaluations, got 0"),
         ("--run", "/nowhere"): (2, "error: /nowhere is no run folder"),
     }
     script = [sys.executable, ROOT / "experiments/evaluate.py"]
     pipes = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     running = {case: subprocess.Popen([*script, *case], **pipes) for case in cases}
-    for case, process in running.items():
-        out, _ = process.communicate()
-        status, sentence = cases[case]
-        assert process.returncode == status, (case, out)
+    ended = {case: (process.communicate()[0], process.wait()) for case, process in running.items()}
+    for case, (status, sentence) in cases.items():
+        out, code = ended[case]
+        assert code == status, (case, out)
         assert sentence in out
         assert "Traceback" not in out

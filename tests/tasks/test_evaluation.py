@@ -9,6 +9,7 @@ from orbit_jax.runs import evaluations
 from orbit_jax.runs.files import to_json
 from orbit_jax.tasks import comparison, evaluation
 from orbit_jax.tasks.evaluation import Sample, Settings, of_problem, of_problems, table
+from orbit_jax.tasks.math import MathTask
 from orbit_jax.tasks.problems import Problem
 from orbit_jax.tasks.statistics import pass_at_k, wilson
 
@@ -18,6 +19,17 @@ NAN = math.nan
 def sample(value, vote="1", outcome="scored", problem="a"):
     outcome = "infra_failure" if math.isnan(value) else outcome
     return Sample(problem, "1 + 1", "2", "...", 3, value, outcome, "eos", vote)
+
+
+def test_a_completion_has_its_answer_and_an_outcome_that_knows_why_it_ended():
+    two = Problem("a", "1 + 1", "2")
+    texts = [r"\boxed{2.0}", r"\boxed{2", r"\boxed{2", r"\boxed{3}"]
+    stops = ["eos", "length", "eos", "length"]
+    found = evaluation.judged(MathTask(), [two] * 4, texts, [3, 9, 2, 9], stops)
+    assert [one.value for one in found] == [1, 0, 0, 0]
+    assert [one.outcome for one in found] == ["scored", "truncated", "parse_failure", "scored"]
+    assert [one.vote for one in found] == ["2", None, None, "3"]
+    assert (found[1].problem, found[1].tokens, found[1].stop) == ("a", 9, "length")
 
 
 def test_a_problem_has_one_greedy_measure_and_two_for_each_k():
@@ -100,6 +112,7 @@ def test_two_evaluations_are_compared_problem_by_problem(tmp_path, capsys):
     rows = comparison.compare(first, second)
     greedy, once = rows[0], rows[1]
     assert (greedy["measure"], greedy["problems"], greedy["method"]) == ("greedy", 3, "mcnemar")
+    assert (greedy["first"], greedy["second"]) == (pytest.approx(1 / 3), 1)
     assert (greedy["better"], greedy["worse"], greedy["p_value"]) == (2, 0, 0.5)
     assert (once["measure"], once["problems"], once["method"]) == ("pass@1", 4, "sign flips")
     assert (once["first"], once["second"]) == (0.5, 0.75)

@@ -48,6 +48,7 @@ def test_partial_credit_and_the_graders_details_stay():
     ],
 )
 def test_format_is_that_of_the_whole_text(text, value):
+    assert matches(r"<think>.*</think>", 1.0).measure(Sampled(text, 1, "eos")) == 0
     assert matches(r"<think>.*</think>.*", 1.0).measure(Sampled(text, 1, "eos")) == value
 
 
