@@ -52,9 +52,7 @@ class Sandbox:
       ValueError: when an argument is no such thing, or this machine cannot isolate strictly.
     """
 
-    def __init__(
-        self, workers: int = 1, limits: Limits | None = None, isolation: str = "strict"
-    ) -> None:
+    def __init__(self, workers: int = 1, limits: Limits | None = None, isolation: str = "strict"):
         if workers < 1:
             raise ValueError(f"Sandbox needs workers >= 1, got workers={workers}.")
         if isolation not in ISOLATIONS:
@@ -68,8 +66,8 @@ class Sandbox:
         if isolation == "weak":
             _logger.warning(
                 "isolation='weak': untrusted code runs WITHOUT a sandbox of the kernel. It has "
-                "limits on resources and a scrubbed environment, but a determined program can read "
-                "this user's files and reach the network. Use isolation='strict' where you can."
+                "limits and a scrubbed environment, but a determined program can read this user's "
+                "files and reach the network. Use isolation='strict' where you can."
             )
             self._scratch = tempfile.TemporaryDirectory(prefix="sandbox_")
         try:
@@ -157,9 +155,12 @@ class Sandbox:
         """A worker that nobody else has until it is given back or discarded."""
         if self._closed:
             raise RuntimeError("the sandbox is closed")
-        if not fresh:
-            with contextlib.suppress(queue.Empty):
-                return self._idle.get_nowait()
+        with contextlib.suppress(queue.Empty):
+            while not fresh:
+                worker = self._idle.get_nowait()
+                if worker.process.poll() is None:
+                    return worker
+                self._discard(worker)
         worker = Worker(self.limits, self.isolation, self._scratch and self._scratch.name)
         self._live.add(worker)
         return worker

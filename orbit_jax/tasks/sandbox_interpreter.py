@@ -124,7 +124,7 @@ class Interpreter:
 
     def _run_program(self, code: str) -> NoReturn:
         seconds = int(self.limits["cpu_seconds"]) + 1
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
         with open(PROGRAM_FILE, "w", encoding="utf-8", errors="surrogatepass") as file:
             file.write(code)  # tracebacks show its lines
         self.names["__file__"] = path = os.path.abspath(PROGRAM_FILE)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from orbit_jax.tasks.sandbox_wire import frame, read_frame_by
@@ -57,10 +57,11 @@ class Limits:
     output_bytes: int = 256 << 10
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if not getattr(self, field.name) > 0:
+        for name, value in asdict(self).items():
+            kind = (int, float) if name.endswith("_seconds") else int
+            if not isinstance(value, kind) or not value > 0:
                 raise ValueError(
-                    f"Limits.{field.name}={getattr(self, field.name)}: it must be positive"
+                    f"Limits.{name}={value!r}: it must be a positive number, whole but for seconds"
                 )
 
 

@@ -99,9 +99,8 @@ class Supervisor:
         if self.ended:
             sandbox_processes.kill_all(self.strict, self.interpreter)
         else:
-            sandbox_processes.signal_all(
-                signal.SIGSTOP, self.strict, self.interpreter
-            )  # nothing runs between calls
+            # Nothing runs between calls.
+            sandbox_processes.signal_all(signal.SIGSTOP, self.strict, self.interpreter)
         for descriptor in (self.stdout, self.stderr):
             while descriptor in self.readable and self._take_output(descriptor):
                 pass
@@ -230,6 +229,7 @@ class Supervisor:
 
     def _note_exit(self, code: int) -> None:
         self._take_report()  # its last words may wait there
+        self._look()  # a limit may be why
         if code == -signal.SIGXCPU:
             self._finish("timeout", f"over the CPU limit of {self.limits['cpu_seconds']} s")
         elif code < 0:

@@ -218,7 +218,9 @@ HOSTILE = [
         TRY + "for path in ('/x', '/etc/x', '/usr/lib/x', '/lib/x', os.__file__ + 'x', "
         "'/proc/sys/kernel/core_pattern', '/proc/1/oom_score_adj', '/dev/x', {secret_file!r}):\n"
         "  attempt(write, path)\n"
-        "attempt(os.remove, os.__file__)\nattempt(os.chmod, os.__file__, 0o777)",
+        "attempt(os.remove, os.__file__)\nattempt(os.chmod, os.__file__, 0o777)\n"
+        "for path in ('/', '/dev', '/usr/lib', os.__file__, sys.executable):\n"
+        "  if os.statvfs(path).f_flag & 3 != 3: print('GOT', path)  # read-only, no setuid",
         ("ok",),
         "refused",
     ),
@@ -274,7 +276,7 @@ HOSTILE = [
         "the kernel's larger surfaces",
         TRY
         + SYSTEM_CALL
-        + "for args in ((425, 1, 0), (321, 0, 0, 0), (298, 0, 0, 0, 0, 0), (323, 0), (250, 0, 0), "
+        + "for args in ((425, 1, bytes(120)), (321, 0, 0, 0), (323, 1), (250, 0, -3, 0), "
         "(0x40000000 + 39,), (304, 0, 0, 0), (103, 3, 0, 0)):\n  attempt(system_call, *args)",
         ("ok",),
         "refused",
