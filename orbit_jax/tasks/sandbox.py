@@ -61,8 +61,7 @@ class Sandbox:
         self._slots = threading.Semaphore(workers)
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         self._live: set[Worker] = set()
-        self._closed = False
-        self._scratch = None
+        self._closed, self._scratch = False, None
         if isolation == "weak":
             _logger.warning(
                 "isolation='weak': untrusted code runs WITHOUT a sandbox of the kernel. It has "
