@@ -124,28 +124,36 @@ class CodeGrader:
     def grade(self, example: Example, completion: str) -> Score:
         """Return the score of one completion.
 
-        Its details say how many of how many tests passed, and the status and last words of the
-        first that did not.
+        `extra["tests"]` is what `read_tests` reads, or a list of such; `extra["starter_code"]`, if
+        any, is executed before the program. Details say how many of how many tests passed, and the
+        status and last words of the first that did not.
 
         Raises:
           ValueError: when the example's tests cannot be read.
         """
-        tests = read_tests(example.extra["tests"])
+        given = example.extra["tests"]
+        forms = [read_tests(one) for one in (given if isinstance(given, list) else [given])]
         found = extract_program(completion)
         if found is None or not (found[1] or self._compiles(found[0])):
             return Score(0.0, "parse_failure", {"error": "no program"})
+        program = "\n".join([*filter(None, [example.extra.get("starter_code")]), found[0]])
         run = {"function": self._functions, "stdio": self._stdio, "asserts": self._asserts}
+        outcomes: list[Outcome] = []
         with self._turns:
-            outcomes = run[tests.kind](found[0], tests)
+            for tests in forms:
+                outcomes += run[tests.kind](program, tests)
+                if self._decided(outcomes[-1], sum(outcome.seconds for outcome in outcomes)):
+                    break
+        total = sum(len(tests.cases) for tests in forms)
         passed = sum(outcome.status == "ok" for outcome in outcomes)
         failed = next((outcome for outcome in outcomes if outcome.status != "ok"), None)
-        details = {"passed": float(passed), "tests": float(len(tests.cases))}
+        details = {"passed": float(passed), "tests": float(total)}
         if failed:
             last_words = failed.stderr.strip().rpartition("\n")[2]
             details |= {"status": failed.status, "error": last_words[:200]}
         if any(outcome.status == "infra_failure" for outcome in outcomes):
             return Score(math.nan, "infra_failure", details)
-        share = passed / len(tests.cases)
+        share = passed / total
         return Score(share if self.partial_credit else float(share == 1.0), "scored", details)
 
     def _compiles(self, text: str) -> bool:

@@ -1,18 +1,22 @@
 """The tasks of a run, by name: those of this package, and one's own from a file.
 
-`config.task.mixture` lists `name` or `name=weight`; a name is `sums`, `products`, `functions`, or
-`my_task.py:MyTask`, a class that is a `task.Task` and takes no arguments.
+`config.task.mixture` lists `name` or `name=weight`. A name is `sums`, `products`, `functions`,
+`data:PATH` for a file or folder of examples, or `my_task.py:MyTask`, a class that is a `task.Task`
+and takes no arguments.
 """
 
 import contextlib
+import functools
 import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from orbit_jax.config import Config
 from orbit_jax.tasks.functions import Functions
+from orbit_jax.tasks.grading import Grader
 from orbit_jax.tasks.math import Sums
 from orbit_jax.tasks.mixture import Mixture, Source
+from orbit_jax.tasks.own_data import OwnData
 from orbit_jax.tasks.products import Products
 from orbit_jax.tasks.sandbox import Sandbox
 from orbit_jax.tasks.task import Example, Task
@@ -37,26 +41,33 @@ def open_tasks(config: Config) -> Iterator[tuple[dict[str, Task], Mixture]]:
     size = (task.data_seed, task.train_problems, task.heldout_problems)
     with contextlib.ExitStack() as stack:
 
-        def functions() -> Task:
-            sandbox = Sandbox(config.tools.sandbox_workers, isolation=config.tools.isolation)
-            return Functions(stack.enter_context(sandbox))
+        @functools.cache
+        def sandbox() -> Sandbox:
+            made = Sandbox(config.tools.sandbox_workers, isolation=config.tools.isolation)
+            return stack.enter_context(made)
+
+        def own_data(where: str) -> Task:
+            grader = stack.enter_context(Grader(task.grader_workers, task.grader_max_seconds))
+            return OwnData(where, grader, sandbox, task.system)
 
         known = {
             "sums": lambda: Sums(*size, task.difficulties),
             "products": lambda: Products(*size),
-            "functions": functions,
+            "functions": lambda: Functions(sandbox()),
         }
         tasks, sources = {}, []
         for entry in task.mixture:
             name, _, weight = entry.partition("=")
             if ".py:" in name:
                 found = load_task(name)
+            elif name.startswith("data:"):
+                found = own_data(name.removeprefix("data:"))
             elif name in known:
                 found = known[name]()
             else:
                 raise ValueError(
-                    f"config.task.mixture={entry!r}: no task {name!r}; use {', '.join(known)}, or "
-                    "a class of your own as my_task.py:MyTask"
+                    f"config.task.mixture={entry!r}: no task {name!r}; use {', '.join(known)}, "
+                    "data:PATH of a file or folder, or a class of your own as my_task.py:MyTask"
                 )
             if found.name in tasks:
                 raise ValueError(f"config.task.mixture: the task {found.name!r} is named twice")

@@ -1,5 +1,6 @@
 """Tasks by name, mixed by weights, and one's own from a file."""
 
+import json
 from collections import Counter
 
 import pytest
@@ -56,6 +57,27 @@ def test_ones_own_task_is_a_class_in_a_file(own):
     with open_tasks(config(f"{own}:Echo")) as (tasks, mixture):
         (example, *_) = mixture.examples_of_step(0, 4, seed=0)
         assert tasks["echo"].grade(example, [Turn("assistant", example.answer)]).value == 1
+
+
+def test_ones_own_file_may_hold_programs_and_answers(tmp_path):
+    rows = [{"prompt": f"{i}+1", "answer": str(i + 1)} for i in range(40)]
+    tests = [{"kind": "function", "name": "f", "cases": [{"args": [2], "expected": 4}]}]
+    programs = [{"prompt": f"double {i}", "tests": tests} for i in range(40)]
+    for name, content in (("sums.jsonl", rows), ("double.jsonl", programs)):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in content))
+    names = (f"data:{tmp_path / 'sums.jsonl'}", f"data:{tmp_path / 'double.jsonl'}")
+    with open_tasks(config(*names)) as (tasks, mixture):
+        assert set(tasks) == {"sums", "double"}
+        drawn = mixture.examples_of_step(0, 20, seed=0)
+        assert Counter(e.task for e in drawn) == {"sums": 10, "double": 10}
+        sums, double = (next(e for e in drawn if e.task == name) for name in ("sums", "double"))
+        right = rf"\boxed{{{sums.answer}}}"
+        assert tasks["sums"].grade(sums, [Turn("assistant", right)]).value == 1
+        assert tasks["sums"].grade(sums, [Turn("assistant", r"\boxed{0}")]).value == 0
+        program = "def f(x):\n    return 2 * x"
+        assert tasks["double"].grade(double, [Turn("assistant", program)]).value == 1
+        assert tasks["double"].grade(double, [Turn("assistant", "def f(x): pass")]).value == 0
+        assert tasks["sums"].examples("heldout")
 
 
 @pytest.mark.parametrize(
