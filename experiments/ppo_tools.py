@@ -27,6 +27,7 @@ from orbit_jax.runs.interrupt import StopFlag
 from orbit_jax.runs.loading import Loading
 from orbit_jax.runs.record import Recorder
 from orbit_jax.tasks.chats import chat_of
+from orbit_jax.tasks.data import content_hash
 from orbit_jax.tasks.dialogues import Asked, Dialogues
 from orbit_jax.tasks.registry import open_tasks
 from orbit_jax.tasks.task import Example, Score, Transcript
@@ -107,7 +108,9 @@ def train(config, tasks, mixture, resume, loss_fn, advantage_fn) -> dict:
             rates |= by_task(examples, values, f"heldout_{{}}/pass_{how}")
         return rates
 
-    with Recorder(to_dict(config), startup.facts(frozen, state), resume) as record:
+    facts = startup.facts(frozen, state)
+    facts["data_hash"] = content_hash({"train": every, "heldout": heldout})
+    with Recorder(to_dict(config), facts, resume) as record:
         state, start = record.restore(state)
         record.note(
             f"tasks: {', '.join(tasks)}; {len(every) - len(heldout):,} examples to train on"

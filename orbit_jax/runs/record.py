@@ -54,7 +54,8 @@ class Recorder:
 
     Args:
       config: the run's config as a plain dict, with `experiment`, `seed`, `steps` and `run`.
-      facts: `base_hash`, `base_bytes`, `adapter_bytes` and whatever else belongs in the log.
+      facts: `base_hash`, `base_bytes`, `adapter_bytes` and whatever else belongs in the log; a
+        `data_hash` is compared when a run is resumed.
       resume: an earlier run's folder, or "".
     """
 
@@ -105,8 +106,8 @@ class Recorder:
         """The newest checkpoint's state and number of steps done, or `state` and 0.
 
         Raises:
-          ValueError: if the checkpoint belongs to another base, or is of a later step than the
-            config's last.
+          ValueError: if the checkpoint belongs to another base or other data, or is of a later
+            step than the config's last.
         """
         start = 0
         if self._found is not None:
@@ -116,6 +117,12 @@ class Recorder:
                     f"resume: {self._found.name} was trained on the base "
                     f"{facts['base_hash'][:12]}, base.path holds {self.facts['base_hash'][:12]}: "
                     "name the right base"
+                )
+            then, now = facts.get("data_hash"), self.facts.get("data_hash")
+            if then != now:
+                raise ValueError(
+                    f"resume: {self._found.name} was trained on other data (hash {then!s:.12}, now "
+                    f"{now!s:.12}): put the files of config.task.mixture back as they were"
                 )
             run_state.check_adapter(facts, self.facts.get("adapter_method", ""))
             self.totals = Totals(**facts["totals"])
@@ -236,6 +243,7 @@ class Recorder:
         facts = {
             "base_hash": self.facts["base_hash"],
             "adapter_method": self.facts.get("adapter_method"),
+            "data_hash": self.facts.get("data_hash"),
             "totals": dataclasses.asdict(self.totals),
         }
         keep = self.config["run"]["keep_checkpoints"]

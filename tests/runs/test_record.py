@@ -130,6 +130,22 @@ def test_fewer_steps_than_are_done_are_refused(tmp_path: Path, clock: Clock):
         record.restore(STATE)
 
 
+@pytest.mark.parametrize("changed", ["base_hash", "data_hash"])
+def test_another_base_or_other_data_are_refused(tmp_path: Path, clock: Clock, changed: str):
+    facts = FACTS | {"data_hash": "d1"}
+    with Recorder(recipe(tmp_path, 2), facts) as record:
+        record.restore(STATE)
+        go_on(record, clock, 0, 1)
+        folder = str(record.folder.path)
+    with Recorder(recipe(tmp_path, 2), facts, folder) as record:
+        assert record.restore(STATE)[1] == 1
+    with (
+        Recorder(recipe(tmp_path, 2), facts | {changed: "other"}, folder) as record,
+        pytest.raises(ValueError, match=r"other|base\.path holds"),
+    ):
+        record.restore(STATE)
+
+
 def one_step(record: Recorder, step: int, **metrics: float) -> None:
     for now in record.timed([step]):
         record.check(now, STATE, METRICS | metrics, BATCH, recipe="fast")
