@@ -75,7 +75,8 @@ def train(arguments: argparse.Namespace, chosen: AdapterConfig) -> dict[str, lis
         if arguments.quick:
             task = dataclasses.replace(config.task, heldout_problems=16, unseen_problems=0)
             sampler = dataclasses.replace(config.sampler, prompts_per_step=8, group_size=4)
-            config = dataclasses.replace(config, task=task, sampler=sampler)
+            ppo = dataclasses.replace(config.ppo, token_buckets=(1.0,))  # one program to compile
+            config = dataclasses.replace(config, task=task, sampler=sampler, ppo=ppo)
         found.append(run(config))
         assert found[-1]["parity_max_abs_diff"] == 0
     trained = found[0]["adapter_bytes"] // 4

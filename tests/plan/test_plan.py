@@ -191,7 +191,7 @@ def test_sizes_are_compared_without_a_run(tmp_path):
     found = json.loads((tmp_path / "plan_sizes.json").read_text())
     assert list(found) == ["7b", "1t"]
     assert found["1t"]["adapters"]["fits"]
-    assert found["1t"]["all_parameters"][0]["nodes"] == 15
+    assert found["1t"]["all_parameters"][0]["nodes"] == 14
     assert "1t, adapters" in told.stdout
 
 

@@ -13,7 +13,7 @@ from orbit_jax.tasks.call_readers import ToolCall
 from orbit_jax.tasks.tools import RolloutTools, ToolPool, run_tools
 
 OK = ToolCall("ok", {"x": "1"})
-LIMIT = 0.5
+LIMIT = 2.0  # seconds that a loaded machine, too, needs less than for an answer
 
 
 class ATool:
@@ -85,15 +85,15 @@ def test_64_rollouts_with_slow_and_failing_tools_lose_nothing_and_stall_nowhere(
     start = time.monotonic()
     results, counts = run_tools(calls, rollouts, LIMIT, workers=64)
     seconds = time.monotonic() - start
-    assert LIMIT <= seconds < LIMIT + 2.0
+    assert LIMIT <= seconds < 10 * LIMIT  # one after another: 24 times
     outcomes = [result.outcome for (result,) in results]
     assert outcomes == [expected.get(names[i % 8], "timeout") for i in range(64)]
     assert counts == Counter(outcomes) == {"ok": 24, "error": 16, "timeout": 24}
     assert all(r.text.startswith("error: ") for (r,) in results if r.outcome != "ok")
-    assert results[3][0].text == "error: no answer within 0.5 seconds; the tool starts anew"
+    assert results[3][0].text == "error: no answer within 2 seconds; the tool starts anew"
     for rollout in rollouts:
         rollout.close()
-    assert time.monotonic() - start < seconds + 2.0
+    assert time.monotonic() - start < seconds + 10 * LIMIT
 
 
 def test_calls_that_never_return_hold_no_worker():
@@ -101,8 +101,8 @@ def test_calls_that_never_return_hold_no_worker():
     calls = [(ToolCall(name, {"x": "1"}),) for name in names]
     tools = [RolloutTools(make_tools().values()) for _ in calls]
     start = time.monotonic()
-    results, counts = run_tools(calls, tools, 0.1, workers=2)
-    assert 0.3 <= time.monotonic() - start < 2.3  # six by two
+    results, counts = run_tools(calls, tools, 1.0, workers=2)
+    assert 3 <= time.monotonic() - start < 30  # six by two
     assert counts == {"timeout": 6, "ok": 6}
     assert [r.text for (r,) in results[6:]] == ["got 1"] * 6
 
