@@ -60,6 +60,18 @@ def _order(size: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng((seed, epoch)).permutation(size)
 
 
+def generated_examples(
+    task: str, split: str, seed: int, train: int, heldout: int, difficulties: Sequence[str]
+) -> tuple[Example, ...]:
+    """Return generated problems of `train` or `heldout` as a task's examples; of others none."""
+    unseen = "9x9"  # a difficulty of which no problem is asked for
+    data = generate_problems(seed, train, heldout, 0, difficulties, unseen)
+    return tuple(
+        Example(problem.id, problem.prompt, problem.answer, task, problem.difficulty)
+        for problem in getattr(data, split, ())
+    )
+
+
 @dataclass(frozen=True)
 class Sums:
     """The task `sums`: generated arithmetic, answered in one turn.
@@ -77,11 +89,8 @@ class Sums:
 
     def examples(self, split: str) -> Sequence[Example]:
         """Return those of `train` and `heldout`; the prompt's text alone decides which."""
-        data = generate_problems(self.seed, self.train, self.heldout, 0, self.difficulties, "9x9")
-        return tuple(
-            Example(problem.id, problem.prompt, problem.answer, self.name, problem.difficulty)
-            for problem in getattr(data, split, ())
-        )
+        size = (self.seed, self.train, self.heldout)
+        return generated_examples(self.name, split, *size, self.difficulties)
 
     def messages(self, example: Example) -> list[dict[str, str]]:
         """Return the expression alone."""

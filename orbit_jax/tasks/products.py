@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orbit_jax.tasks.grading import grade
-from orbit_jax.tasks.problems import generate_problems
+from orbit_jax.tasks.math import generated_examples
 from orbit_jax.tasks.task import Example, Score, Tool, Transcript
 
 _TWO_NUMBERS = re.compile(r"\s*(\d{1,12})\s*\*\s*(\d{1,12})\s*")
@@ -58,13 +58,8 @@ class Products:
 
     def examples(self, split: str) -> Sequence[Example]:
         """Those of `train` and `heldout`; the prompt's text alone decides which."""
-        data = generate_problems(
-            self.seed, self.train, self.heldout, 0, (self.difficulty,), "product9x9"
-        )
-        return tuple(
-            Example(problem.id, problem.prompt, problem.answer, self.name, problem.difficulty)
-            for problem in getattr(data, split, ())
-        )
+        size = (self.seed, self.train, self.heldout)
+        return generated_examples(self.name, split, *size, (self.difficulty,))
 
     def messages(self, example: Example) -> list[dict[str, str]]:
         """The numbers alone."""
