@@ -23,8 +23,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import optax
-from build_tiny_base import DECAY_STEPS, HF_CONFIG, LAST_RATE, PEAK_RATE, WARMUP_STEPS, make_step
+from build_tiny_base import HF_CONFIG, make_optimizer, make_step
 
 from orbit_jax import compile as compiler
 from orbit_jax.checkpoint.byte_tokenizer import build_byte_tokenizer
@@ -119,16 +118,7 @@ def main() -> None:
     tokenizer = Tokenizer.load(args.out)
     config = ModelConfig.from_hf(HF_CONFIG)
     weights = init_weights(config, jax.random.key(args.seed))
-    rates = [
-        optax.linear_schedule(0.0, PEAK_RATE, WARMUP_STEPS),
-        optax.constant_schedule(PEAK_RATE),
-        optax.linear_schedule(PEAK_RATE, LAST_RATE, DECAY_STEPS),
-    ]
-    ends = [WARMUP_STEPS, max(args.steps - DECAY_STEPS, WARMUP_STEPS)]
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.adamw(optax.join_schedules(rates, ends), b2=0.98, weight_decay=0.02),
-    )
+    optimizer = make_optimizer(args.steps)
     state = optimizer.init(weights)
     step = make_step(config, optimizer, ROWS, SLOTS, TOKENS)
     good = batches(tokenizer, args.seed, dict.fromkeys(GOOD_SHARE, 1.0))

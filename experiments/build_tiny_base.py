@@ -111,6 +111,21 @@ def lay_out(rows: Sequence[Sequence[int]], prompts: Sequence[int]) -> dict[str, 
     }
 
 
+def make_optimizer(steps: int) -> optax.GradientTransformation:
+    """AdamW whose rate rises, stays, and has come down after so many steps of phase 1."""
+    rate = optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, PEAK_RATE, WARMUP_STEPS),
+            optax.constant_schedule(PEAK_RATE),
+            optax.linear_schedule(PEAK_RATE, LAST_RATE, DECAY_STEPS),
+        ],
+        [WARMUP_STEPS, max(steps - DECAY_STEPS, WARMUP_STEPS)],
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.98, weight_decay=0.02)
+    )
+
+
 def make_step(
     config: ModelConfig,
     optimizer: optax.GradientTransformation,
@@ -196,17 +211,7 @@ def main() -> None:
     tokenizer = Tokenizer.load(args.out)
     config = ModelConfig.from_hf(HF_CONFIG)
     weights = init_weights(config, jax.random.key(args.seed))
-    rate = optax.join_schedules(
-        [
-            optax.linear_schedule(0.0, PEAK_RATE, WARMUP_STEPS),
-            optax.constant_schedule(PEAK_RATE),
-            optax.linear_schedule(PEAK_RATE, LAST_RATE, DECAY_STEPS),
-        ],
-        [WARMUP_STEPS, max(args.steps - DECAY_STEPS, WARMUP_STEPS)],
-    )
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.98, weight_decay=0.02)
-    )
+    optimizer = make_optimizer(args.steps)
     state = optimizer.init(weights)
     step = make_step(config, optimizer)
     pack_base = compiler.jit(functools.partial(freeze, config), {})
