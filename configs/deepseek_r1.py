@@ -3,7 +3,7 @@ r"""PPO on DeepSeek-R1 (671B parameters, FP8 in blocks) on one node of eight dev
 Commands:
   python experiments/plan.py --config configs/deepseek_r1.py --device b200 --count 8
   python experiments/ppo_math.py --config configs/deepseek_r1.py \
-      --config.base.path=/path/to/DeepSeek-R1 --config.task.jsonl=problems.jsonl
+      --config.base.path=/path/to/DeepSeek-R1 --config.task.mixture="('data:problems.jsonl',)"
   python experiments/ppo_math.py --config configs/deepseek_r1.py:tiny
 Variants:
   tiny    the same structure at laptop size, with random weights: two minutes of CPU time

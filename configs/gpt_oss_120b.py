@@ -3,7 +3,7 @@ r"""PPO on gpt-oss-120b (117B parameters, experts in MXFP4) on one node of eight
 Commands:
   python experiments/plan.py --config configs/gpt_oss_120b.py --device b200 --count 8
   python experiments/ppo_math.py --config configs/gpt_oss_120b.py \
-      --config.base.path=/path/to/gpt-oss-120b --config.task.jsonl=problems.jsonl
+      --config.base.path=/path/to/gpt-oss-120b --config.task.mixture="('data:problems.jsonl',)"
   python experiments/ppo_math.py --config configs/gpt_oss_120b.py:tiny
 Variants:
   tiny    the same structure at laptop size, with random weights: a minute of CPU time

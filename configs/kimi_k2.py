@@ -3,7 +3,7 @@ r"""PPO on Kimi-K2 (1.03T parameters, experts in INT4) on one node of eight devi
 Commands:
   python experiments/plan.py --config configs/kimi_k2.py --device b200 --count 8
   python experiments/ppo_math.py --config configs/kimi_k2.py \
-      --config.base.path=/path/to/Kimi-K2-Thinking --config.task.jsonl=problems.jsonl
+      --config.base.path=/path/to/Kimi-K2-Thinking --config.task.mixture="('data:problems.jsonl',)"
   python experiments/ppo_math.py --config configs/kimi_k2.py:tiny
 Variants:
   tiny    the same structure at laptop size, with random weights: two minutes of CPU time

@@ -7,7 +7,8 @@ checkpoint that this recipe loads: it shows what a node holds, planned or with r
 
 Commands:
   python experiments/plan.py --config configs/moe_1600b.py --device b200 --count 8
-  python experiments/ppo_math.py --config configs/moe_1600b.py --config.task.jsonl=problems.jsonl
+  python experiments/ppo_math.py --config configs/moe_1600b.py \
+      --config.task.mixture="('data:problems.jsonl',)"
   python experiments/ppo_math.py --config configs/moe_1600b.py:tiny
 Variants:
   tiny    the same structure at laptop size: a minute and a half of CPU time

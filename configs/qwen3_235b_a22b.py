@@ -3,7 +3,8 @@ r"""PPO on Qwen3-235B-A22B (235B parameters, FP8 in blocks) on one node of eight
 Commands:
   python experiments/plan.py --config configs/qwen3_235b_a22b.py --device b200 --count 8
   python experiments/ppo_math.py --config configs/qwen3_235b_a22b.py \
-      --config.base.path=/path/to/Qwen3-235B-A22B-FP8 --config.task.jsonl=problems.jsonl
+      --config.base.path=/path/to/Qwen3-235B-A22B-FP8 \
+      --config.task.mixture="('data:problems.jsonl',)"
   python experiments/ppo_math.py --config configs/qwen3_235b_a22b.py:tiny
 Variants:
   tiny    the same structure at laptop size, with random weights: a minute of CPU time

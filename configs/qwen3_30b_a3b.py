@@ -3,7 +3,7 @@ r"""PPO on Qwen3-30B-A3B (30.5B parameters, FP8 in blocks) on one node of eight 
 Commands:
   python experiments/plan.py --config configs/qwen3_30b_a3b.py --device b200 --count 8
   python experiments/ppo_math.py --config configs/qwen3_30b_a3b.py \
-      --config.base.path=/path/to/Qwen3-30B-A3B-FP8 --config.task.jsonl=problems.jsonl
+      --config.base.path=/path/to/Qwen3-30B-A3B-FP8 --config.task.mixture="('data:problems.jsonl',)"
   python experiments/ppo_math.py --config configs/qwen3_30b_a3b.py:tiny
 Variants:
   tiny    the same structure at laptop size, with random weights: a minute of CPU time

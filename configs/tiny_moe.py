@@ -53,8 +53,9 @@ def get_config(variant: str = "") -> ConfigDict:
     config.adapter.critic_targets = ()  # of the critic; empty: those of the policy
 
     config.task = ConfigDict()
-    config.task.mixture = ()  # of ppo_tools.py: tasks with weights, see tasks/registry.py
-    config.task.jsonl = ""  # a file of {"prompt", "answer"} rows; empty: generated arithmetic
+    # Tasks, with weights before them or without, as ("sums", "2*data:problems.jsonl"); their names
+    # are told in orbit_jax/tasks/registry.py.
+    config.task.mixture = ("sums",)
     config.task.data_seed = 0  # of the generated problems
     config.task.train_problems = 10_000  # generated ones; of a file all that are not held out
     config.task.heldout_problems = 500  # never trained on; of a file at most so many
@@ -63,9 +64,18 @@ def get_config(variant: str = "") -> ConfigDict:
     config.task.unseen_difficulty = "6x1"  # none of those
     config.task.system = ""  # a system message before problems that are plain text; empty: none
     config.task.grader_workers = 1  # processes for symbolic answers; started only when needed
-    config.task.grader_max_seconds = 5.0  # per answer, wall clock
+    config.task.grader_max_seconds = 5.0  # per symbolic answer, wall clock
+    config.task.max_grading_seconds = 300.0  # per rollout, of any task; then it is an infra failure
+    config.task.partial_credit = False  # programs: the share of tests passed, else all or nothing
 
-    config.tools = ConfigDict()  # of ppo_tools.py and ppo_code.py
+    config.reward = ConfigDict()
+    config.reward.correctness = 1.0  # weight of the task's grade, from 0 to 1
+    config.reward.format = ""  # a regular expression that the whole text should meet; empty: none
+    config.reward.format_weight = 0.1  # what meeting it adds
+    config.reward.length_buffer = 0  # last tokens before max_completion_tokens that cost; 0: none
+    config.reward.length_weight = 0.5  # what reaching that limit costs, less within the buffer
+
+    config.tools = ConfigDict()  # of tasks of several turns, and of programs
     config.tools.syntax = ""  # of calls; empty: as the model's chat template shows it, else plain
     config.tools.max_turns = 4  # of the assistant's in a rollout
     config.tools.max_seconds = 10.0  # of a call, wall clock

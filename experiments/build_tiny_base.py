@@ -41,13 +41,13 @@ from orbit_jax.rl.rollouts import generate
 from orbit_jax.runs.environment import describe_environment
 from orbit_jax.tasks.grading import grade
 from orbit_jax.tasks.problems import (
-    Problem,
     direct_solution,
     generate_problems,
     is_heldout,
     train_problem_stream,
     worked_solution,
 )
+from orbit_jax.tasks.task import Example
 
 HF_CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -164,7 +164,7 @@ class Examiner:
         )
 
     def __call__(
-        self, base: dict, problems: Sequence[Problem], temperature: float, begin: str = ""
+        self, base: dict, problems: Sequence[Example], temperature: float, begin: str = ""
     ) -> dict[str, float]:
         """Overall, by difficulty, and the share that is worked; `begin` starts each completion.
 
@@ -216,7 +216,7 @@ def main() -> None:
     step = make_step(config, optimizer)
     pack_base = compiler.jit(functools.partial(freeze, config), {})
     examine = Examiner(config, tokenizer)
-    heldout = generate_problems(seed=0).heldout
+    heldout = generate_problems(seed=0)["heldout"]
 
     began = time.monotonic()
     for i, batch in zip(range(args.steps), batches(tokenizer, args.seed, 1.0), strict=False):
@@ -252,7 +252,7 @@ def main() -> None:
         },
     }
     data = generate_problems(seed=0)
-    for part, problems in (("heldout", data.heldout), ("unseen", data.unseen)):
+    for part, problems in (("heldout", data["heldout"]), ("unseen", data["unseen"])):
         for begin in ("", "worked", r"\boxed{"):
             for name, temperature in (("greedy", 0.0), ("temperature 1", 1.0)):
                 label = f"{part}, {name}, begun as {begin or 'it likes'}"

@@ -10,22 +10,22 @@ from orbit_jax.divergence import Passage
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.rl import sampler
 from orbit_jax.rl.rollouts import generate
-from orbit_jax.tasks.math import MathTask
-from orbit_jax.tasks.problems import Problem
+from orbit_jax.tasks.grading import Grader
+from orbit_jax.tasks.task import Example, posed
 
 _ROWS = 64  # that are decoded at the same time
 
 
-def prompts(tokenizer: Tokenizer, problems: Sequence[Problem]) -> list[list[int]]:
+def prompts(tokenizer: Tokenizer, problems: Sequence[Example]) -> list[list[int]]:
     """The token ids that pose each problem."""
-    return [tokenizer.encode_chat(MathTask().messages(problem)) for problem in problems]
+    return [tokenizer.encode_chat(posed(problem)) for problem in problems]
 
 
 def answer(
     model: ModelConfig,
     base: dict,
     tokenizer: Tokenizer,
-    problems: Sequence[Problem],
+    problems: Sequence[Example],
     max_new_tokens: int = 64,
 ) -> tuple[float, list[Passage]]:
     """Lets a base answer by the sampler that trains it.
@@ -65,11 +65,12 @@ def answer(
     said = [
         [i for i in out.completion(row) if i not in tokenizer.eos_ids] for row in range(len(asked))
     ]
-    task = MathTask()
-    with task.grader:
-        rewards, _ = task.rewards(problems, [tokenizer.decode(ids) for ids in said])
+    with Grader() as grader:
+        grades = grader.grade_batch(
+            [(tokenizer.decode(ids), p.answer) for ids, p in zip(said, problems, strict=True)]
+        )
     passages = [
         Passage(prompt + ids, begin=len(prompt) - 1)
         for prompt, ids in zip(asked, said, strict=True)
     ]
-    return float(np.nanmean(rewards)), passages
+    return float(np.nanmean([grade.value for grade in grades])), passages

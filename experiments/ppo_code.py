@@ -3,10 +3,10 @@
     python experiments/ppo_code.py
     python experiments/ppo_code.py --config.seed=1
 
-The loop is that of `ppo_tools.py`; only the task is another.
+The loop is that of `ppo_math.py`; only the task is another.
 """
 
-from ppo_tools import run
+from ppo_math import run
 
 from orbit_jax.runs.cli import main
 

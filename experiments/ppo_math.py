@@ -1,19 +1,23 @@
-"""PPO on math problems: a frozen low-bit base, one adapter that trains, exact log-probs.
+"""PPO on tasks that are graded: a frozen low-bit base, one adapter that trains, exact log-probs.
 
     python experiments/ppo_math.py --config configs/tiny_moe.py
     python experiments/ppo_math.py --config configs/tiny_moe.py:gae --config.seed=1
     python experiments/ppo_math.py --config configs/tiny_moe.py --resume runs/ppo_math-...
+    python experiments/ppo_math.py --config.task.mixture="('2*sums', 'my_task.py:MyTask')"
 
 Made to be copied. `run` is the whole algorithm: sample, score, step; what a reader may want to
-change (the loss, the advantage, the reward) is an argument of it or a line in it.
+change (the loss, the advantage, the reward) is an argument of it or a line in it. A rollout may
+take several turns: where the model calls a tool, or somebody answers it, what is given is appended
+behind the very ids that were sampled, sampling goes on from the cache, and none of it is trained
+on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 
-from orbit_jax import parity, startup
+from orbit_jax import parity, processes, startup
 from orbit_jax.config import Config, to_dict
 from orbit_jax.plan import traffic
 from orbit_jax.rl import advantages, losses
@@ -24,9 +28,11 @@ from orbit_jax.runs.cli import main
 from orbit_jax.runs.interrupt import StopFlag
 from orbit_jax.runs.loading import Loading
 from orbit_jax.runs.record import Recorder
-from orbit_jax.tasks.grading import Grader
-from orbit_jax.tasks.math import MathTask, load_data, problems_of_step
-from orbit_jax.tasks.problems import Problem
+from orbit_jax.tasks import judging
+from orbit_jax.tasks.dialogues import Dialogues
+from orbit_jax.tasks.registry import Tasks, open_tasks
+from orbit_jax.tasks.task import Example
+from orbit_jax.tasks.tools import ToolPool
 
 EVALUATION = 2**32 - 1  # stands in for the step, and keys evaluation's noise apart from training's
 
@@ -40,61 +46,66 @@ def run(
     """Trains by PPO and returns what `summary.json` holds."""
     startup.set_up_jax(config)
     advantage_fn = advantage_fn or advantages.ADVANTAGES[config.ppo.advantage]
-    sampler, ppo, task = config.sampler, config.ppo, config.task
-    data = load_data(
-        task.jsonl,
-        task.data_seed,
-        task.train_problems,
-        task.heldout_problems,
-        task.unseen_problems,
-        task.difficulties,
-        task.unseen_difficulty,
-    )
+    with open_tasks(config) as tasks:
+        return train(config, tasks, resume, loss_fn, advantage_fn)
+
+
+def train(
+    config: Config,
+    tasks: Tasks,
+    resume: str,
+    loss_fn: losses.LossFn,
+    advantage_fn: advantages.AdvantageFn,
+) -> dict:
+    """`run` with its tasks open."""
+    sampler, ppo, tools = config.sampler, config.ppo, config.tools
+    splits = {name: tasks.split(name) for name in ("train", "heldout", "unseen")}
     frozen = startup.load(config, Loading())
     base, tokenizer = frozen.base, frozen.tokenizer
-    math = MathTask(Grader(task.grader_workers, task.grader_max_seconds), task.system)
-    everything = (*data.train, *data.heldout, *data.unseen)
-    prompts = startup.encode_prompts(
-        config, tokenizer, {p.id: math.messages(p) for p in everything}
-    )
+    asked = tasks.pose([e for examples in splits.values() for e in examples], tokenizer)
+    startup.check_prompts(config, {key: one.prompt for key, one in asked.items()})
     state, slots = startup.train_state(config, frozen), startup.slots(config, frozen)
 
-    def rollouts(problems: Sequence[Problem], group_size: int, temperature: float, step: int):
-        """Completions of each problem by the current policy, as ids and as text."""
+    def rollouts(examples: Sequence[Example], group_size: int, temperature: float, step: int):
+        """Rollouts of each example by the current policy, verdicts on them, counts of turns."""
         nonlocal slots
-        out, slots = generate(
-            programs.sample,
-            programs.model,
-            base,
-            state.policy,
-            slots,
-            [prompts[p.id] for p in problems],
-            group_size=group_size,
-            max_completion_tokens=sampler.max_completion_tokens,
-            stop_ids=tokenizer.eos_ids,
-            temperature=temperature,
-            seed=config.seed,
-            step=step,
-        )
-        return out, [tokenizer.decode(out.completion(i)) for i in range(len(out.lengths))]
+        rows = [asked[e.key] for e in examples for _ in range(group_size)]
+        pool = ToolPool(tools.max_seconds, tools.workers)
+        with Dialogues(rows, pool, tools.max_turns) as dialogues:
+            out, slots = generate(
+                programs.sample,
+                programs.model,
+                base,
+                state.policy,
+                slots,
+                [asked[e.key].prompt for e in examples],
+                group_size=group_size,
+                max_completion_tokens=sampler.max_completion_tokens,
+                stop_ids=tokenizer.eos_ids,
+                temperature=temperature,
+                seed=config.seed,
+                step=step,
+                environment=dialogues,
+            )
+            verdicts = processes.by_first(tasks.judge, dialogues, out)
+            return out, verdicts, processes.by_first(dialogues.counts)
 
-    def evaluate(parts: dict[str, Sequence[Problem]]) -> dict[str, float]:
+    def evaluate(parts: Mapping[str, Sequence[Example]]) -> dict[str, float]:
         """Pass rates, greedy and at temperature 1, of each part of the data."""
         rates = {}
-        for name, problems in parts.items():
+        for name, examples in parts.items():
             for how, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-                _, texts = rollouts(problems, 1, temperature, EVALUATION)
-                rates[f"{name}/pass_{how}"] = float(np.nanmean(math.rewards(problems, texts)[0]))
+                _, verdicts, _ = rollouts(examples, 1, temperature, EVALUATION)
+                rates |= judging.pass_rates(verdicts, name, how)
         return rates
 
-    whole = {"heldout": data.heldout} | ({"unseen": data.unseen} if data.unseen else {})
-    part = {"heldout": data.heldout[: config.evaluation.problems]}
-    with (
-        Recorder(to_dict(config), startup.facts(frozen, state), resume) as record,
-        math.grader,
-    ):
+    whole = {name: splits[name] for name in ("heldout", "unseen") if splits[name]}
+    part = {"heldout": tasks.some("heldout", config.evaluation.problems)}
+    facts = startup.facts(frozen, state) | {"data_hash": tasks.content_hash()}
+    with Recorder(to_dict(config), facts, resume) as record:
         state, start = record.restore(state)
-        record.note(f"problems: {len(data.train):,} to train on, {len(data.heldout):,} held out")
+        for line in tasks.lines():
+            record.note(line)
         record.note(startup.memory_sentence(config, frozen))
         record.note("compiling the sampler and the step, comparing their log-probs ...")
         programs, slots, report = parity.choose(
@@ -103,7 +114,7 @@ def run(
             base,
             state,
             slots,
-            [prompts[p.id] for p in data.train[: sampler.prompts_per_step]],
+            [asked[e.key].prompt for e in splits["train"][: sampler.prompts_per_step]],
             tokenizer.eos_ids,
             loss_fn,
             advantage_fn,
@@ -114,24 +125,27 @@ def run(
 
         with StopFlag() as stop:
             for step in record.timed(range(start, config.steps)):
-                problems = problems_of_step(data.train, step, sampler.prompts_per_step, config.seed)
-                sampled, texts = rollouts(problems, sampler.group_size, sampler.temperature, step)
-                asked = [problems[group] for group in sampled.groups]
-                rewards, outcomes = math.rewards(asked, texts)
+                examples = tasks.mixture.examples_of_step(
+                    step, sampler.prompts_per_step, config.seed
+                )
+                sampled, verdicts, counts = rollouts(
+                    examples, sampler.group_size, sampler.temperature, step
+                )
+                rewards = np.array([one["reward"] for one in verdicts], np.float32)
                 batch = make_batch(
                     programs.model, sampled, rewards, ppo.micro_batches, token_buckets(config)
                 )
                 state, metrics = programs.ppo_step(
                     programs.step, base, state, batch, loss_fn, advantage_fn
                 )
-                metrics = jax.device_get(metrics) | describe(sampled, rewards)
-                metrics |= traffic.of_step(programs, sampled)
+                metrics = jax.device_get(metrics) | describe(sampled, rewards) | counts
+                metrics |= judging.measures(verdicts) | traffic.of_step(programs, sampled)
                 record.check(step, state, metrics, batch, programs.recipe)
                 done = step + 1
                 if done % config.evaluation.every_steps == 0 and done < config.steps:
                     metrics |= evaluate(part)
-                samples = rows(sampled, asked, texts, rewards, outcomes)
-                record.step(step, metrics, rewards, outcomes, samples)
+                outcomes = [one["outcome"] for one in verdicts]
+                record.step(step, metrics, rewards, outcomes, samples(sampled, verdicts))
                 if done % config.run.checkpoint_every_steps == 0 or done == config.steps:
                     record.checkpoint(done, state)
                 if stop.requested:
@@ -153,30 +167,18 @@ def describe(sampled: Rollouts, rewards: np.ndarray) -> dict[str, float]:
     }
 
 
-def rows(
-    sampled: Rollouts,
-    asked: Sequence[Problem],
-    texts: Sequence[str],
-    rewards: np.ndarray,
-    outcomes: Sequence[str],
-) -> list[dict]:
+def samples(sampled: Rollouts, verdicts: Sequence[judging.Verdict]) -> list[dict]:
     """One record a rollout, for `samples/`."""
     return [
         {
-            "problem": problem.id,
-            "prompt": problem.prompt,
-            "answer": problem.answer,
-            "completion": text,
-            "reward": float(reward),
-            "outcome": outcome,
-            "stop": STOP_REASONS[sampled.status[i]],
+            **verdict,
+            "stop": sampled.stops[i],
             "prompt_ids": sampled.tokens[i, : sampled.prompt_lengths[i]].tolist(),
             "ids": sampled.completion(i),
+            "sampled": sampled.sampled[i, sampled.prompt_lengths[i] : sampled.lengths[i]].tolist(),
             "logprobs": sampled.logprobs[i, sampled.sampled[i]].tolist(),
         }
-        for i, (problem, text, reward, outcome) in enumerate(
-            zip(asked, texts, rewards, outcomes, strict=True)
-        )
+        for i, verdict in enumerate(verdicts)
     ]
 
 

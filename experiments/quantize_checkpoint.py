@@ -96,7 +96,7 @@ def measure(plan: Plan, out: Path, tokens: int, problems: int, groups: dict[str,
         found["tokens_of"] = "random ids, as there is no tokenizer"
         passages = [Passage(ids) for ids in drawn.tolist()]
     else:
-        tokenizer, unseen = Tokenizer.load(plan.folder), generate_problems(seed=0).heldout
+        tokenizer, unseen = Tokenizer.load(plan.folder), generate_problems(seed=0)["heldout"]
         found["tokens_of"] = "prompts of held-out problems"
         passages = [Passage(ids) for ids in heldout.prompts(tokenizer, unseen)]
         if problems:

@@ -35,8 +35,9 @@ from orbit_jax.rl.batch import make_batch, token_buckets
 from orbit_jax.rl.losses import ppo_clip
 from orbit_jax.rl.rollouts import generate
 from orbit_jax.tasks.grading import Grader
-from orbit_jax.tasks.math import problems_of_step
+from orbit_jax.tasks.mixture import Mixture, Source
 from orbit_jax.tasks.problems import problem_stream
+from orbit_jax.tasks.task import Example
 
 RIVALS = Path(__file__).parent / "rivals"
 sys.path.append(str(RIVALS))
@@ -126,10 +127,13 @@ def ours() -> None:
 
     channel.send({"recipe": programs.recipe})
     everything, gaps = range(len(told["answers"])), []
+    numbered = [Example(str(i), text, "") for i, text in enumerate(told["prompts"])]
+    mixture = Mixture([Source("products", tuple(numbered))])
     for step, request in enumerate(requests):
         if request["stop"]:
             break
-        asked = problems_of_step(everything, step, told["prompts_per_step"], told["seed"])
+        examples = mixture.examples_of_step(step, told["prompts_per_step"], told["seed"])
+        asked = [int(example.id) for example in examples]
         rollouts, rewards = answer(asked, told["group_size"], 1.0, step)
         channel.send({"reward": rewards.mean()})
         batch = make_batch(programs.model, rollouts, rewards, 1, token_buckets(config))

@@ -81,10 +81,9 @@ class AdapterConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TaskConfig:
-    """Where problems come from."""
+    """Where problems come from, and how they are graded."""
 
-    mixture: tuple[str, ...] = ()
-    jsonl: str = ""
+    mixture: tuple[str, ...] = ("sums",)
     data_seed: int = 0
     train_problems: int = 10_000
     heldout_problems: int = 500
@@ -94,6 +93,19 @@ class TaskConfig:
     system: str = ""
     grader_workers: int = 1
     grader_max_seconds: float = 5.0
+    max_grading_seconds: float = 300.0
+    partial_credit: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardConfig:
+    """What a reward is made up of, besides the grader's value."""
+
+    correctness: float = 1.0
+    format: str = ""
+    format_weight: float = 0.1
+    length_buffer: int = 0
+    length_weight: float = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +224,7 @@ class Config:
     base: BaseConfig = BaseConfig()
     adapter: AdapterConfig = AdapterConfig()
     task: TaskConfig = TaskConfig()
+    reward: RewardConfig = RewardConfig()
     tools: ToolsConfig = ToolsConfig()
     sampler: SamplerConfig = SamplerConfig()
     ppo: PPOConfig = PPOConfig()
@@ -305,14 +318,14 @@ def _validate(config: Config) -> None:
         task.heldout_problems run.checkpoint_every_steps run.keep_checkpoints
         run.samples_every_steps optimizer.learning_rate optimizer.critic_learning_rate
         optimizer.max_gradient_norm ppo.std_floor ppo.max_importance_weight adapter.alpha
-        task.grader_workers task.grader_max_seconds tools.max_turns tools.max_seconds
-        tools.workers tools.sandbox_workers base.working_copy_share
+        task.grader_workers task.grader_max_seconds task.max_grading_seconds tools.max_turns
+        tools.max_seconds tools.workers tools.sandbox_workers base.working_copy_share
     """
     not_negative = """
         seed task.data_seed task.unseen_problems optimizer.warmup_steps optimizer.weight_decay
         ppo.clip_low ppo.clip_high ppo.value_clip ppo.kl_coefficient ppo.entropy_coefficient
         ppo.value_coefficient ppo.gamma ppo.lam optimizer.b1 optimizer.b2
-        sampler.slots
+        sampler.slots reward.length_buffer reward.length_weight
     """
     for fields, least in ((positive, "above 0"), (not_negative, "at least 0")):
         for field in fields.split():
@@ -321,6 +334,7 @@ def _validate(config: Config) -> None:
     most = {
         "seed": 2**32 - 1,  # it keys the noise as 32 bits
         "task.grader_max_seconds": 3600,
+        "reward.length_buffer": config.sampler.max_completion_tokens,
         "sampler.temperature": 100,
         "ppo.gamma": 1,
         "ppo.lam": 1,

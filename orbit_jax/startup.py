@@ -135,17 +135,13 @@ def require_fit(config: Config, model: ModelConfig) -> None:
         )
 
 
-def encode_prompts(
-    config: Config,
-    tokenizer: Tokenizer,
-    conversations: Mapping[str, Sequence[Mapping[str, str]]],
-) -> dict[str, list[int]]:
-    """Token ids of every prompt of the run, by problem id.
+def check_prompts(config: Config, prompts: Mapping[str, Sequence[int]]) -> None:
+    """Refuses prompts [token ids] by name that sampling has no room for, before it begins.
 
     Raises:
-      ValueError: for a prompt that is longer than `sampler.max_prompt_tokens`.
+      ValueError: for a prompt that is empty or longer than `sampler.max_prompt_tokens`, or prompts
+        that another process has otherwise.
     """
-    prompts = {name: tokenizer.encode_chat(messages) for name, messages in conversations.items()}
     longest = max(prompts, key=lambda name: len(prompts[name]))
     limit = config.sampler.max_prompt_tokens
     if len(prompts[longest]) > limit:
@@ -159,7 +155,6 @@ def encode_prompts(
     if empty is not None:
         raise ValueError(f"the prompt of problem {empty!r} has no tokens: mend the chat template")
     processes.require_same("the problems", prompts)
-    return prompts
 
 
 def train_state(config: Config, frozen: Frozen) -> TrainState:

@@ -16,7 +16,7 @@ from orbit_jax import mesh, processes
 from orbit_jax.adapters.adapter import Adapter
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.rl.admission import Entry, admit, how_many
-from orbit_jax.rl.sampler import IDLE, LENGTH, RUNNING, SamplerState
+from orbit_jax.rl.sampler import IDLE, LENGTH, RUNNING, STOP_REASONS, SamplerState
 
 _REFILL_EVERY = 32  # decoded tokens: a call, and a slot that idles for half of them, cost less
 _RECORDED = ("tokens", "lengths", "sampled", "logprobs", "status")
@@ -56,6 +56,11 @@ class Rollouts:
     def completion_lengths(self) -> np.ndarray:
         """[B] tokens behind the prompt, stop id included."""
         return self.lengths - self.prompt_lengths
+
+    @property
+    def stops(self) -> list[str]:
+        """[B] why each row ended, of `sampler.STOP_REASONS`."""
+        return [STOP_REASONS[status] for status in self.status]
 
     def completion(self, row: int) -> list[int]:
         """The sampled ids of a row, stop id included."""

@@ -42,6 +42,7 @@ MAY_DIFFER = (
     "run.compilation_cache",
     "task.grader_workers",
     "task.grader_max_seconds",
+    "task.max_grading_seconds",
     "mesh.processes",
     "mesh.process",
     "mesh.coordinator",

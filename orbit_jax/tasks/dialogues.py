@@ -5,6 +5,7 @@ outputs, any other by the simulated user, if there is one. Tools run in threads 
 decode.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,10 +40,15 @@ class Asked:
     chat: Chat
     user: UserSimulator | None = None
 
+    @functools.cached_property
+    def begun(self) -> Conversation:
+        """The conversation before anything is sampled; rows about one thing share it."""
+        return begin(self.chat, self.messages)
+
     @property
     def prompt(self) -> list[int]:
         """Token ids."""
-        return list(begin(self.chat, self.messages).prompt)
+        return list(self.begun.prompt)
 
 
 class Dialogues:
@@ -60,7 +66,7 @@ class Dialogues:
     def __init__(self, rows: Sequence[Asked], pool: ToolPool, max_turns: int):
         self.rows, self.pool, self.max_turns = rows, pool, max_turns
         self.cut: set[int] = set()
-        self._conversations = [begin(row.chat, row.messages) for row in rows]
+        self._conversations = [row.begun for row in rows]
         self._tools = [RolloutTools(row.chat.tools) for row in rows]
         self._calls: dict[int, tuple] = {}
         self._said: dict[int, list[int]] = {}  # replies of users, until they are asked for
@@ -77,7 +83,8 @@ class Dialogues:
         asked, conversation = self.rows[row], self._take(row, ids)
         if self._turns(row) >= self.max_turns:
             return False
-        if calls := calls_of(asked.chat, conversation):
+        calls = calls_of(asked.chat, conversation) if asked.chat.tools else ()
+        if calls:
             self._calls[row] = calls
             self.pool.submit(row, calls, self._tools[row])
             return True
@@ -105,7 +112,12 @@ class Dialogues:
         return self._take(row, ids).turns
 
     def counts(self) -> dict[str, float]:
-        """Metrics: calls of tools by outcome, turns of a row, and the share of rows cut."""
+        """Metrics: calls of tools by outcome, turns of a row, and the share of rows cut.
+
+        None where nothing could have been said to any row.
+        """
+        if not any(row.chat.tools or row.user for row in self.rows):
+            return {}
         calls: Counter = self.pool.counts
         turns = [self._turns(row) for row in range(len(self.rows))]
         return {f"tools/{name}": count for name, count in calls.items()} | {

@@ -5,21 +5,22 @@ A `Sample` is one completion with its verdict. `of_problem` turns those of a pro
 a difficulty, with intervals.
 
 An infra failure is left out of its problem; a problem with fewer than k samples left has no measure
-at k. Both are counted.
+at k, and one without an answer, as of programs, no majority. All are counted.
 """
 
 import dataclasses
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from orbit_jax.tasks import statistics
 from orbit_jax.tasks.answers import vote
-from orbit_jax.tasks.math import MathTask
-from orbit_jax.tasks.problems import Problem, normalise_prompt
-from orbit_jax.tasks.rewards import outcome_of
+from orbit_jax.tasks.judging import Verdict
+from orbit_jax.tasks.problems import normalise_prompt
+from orbit_jax.tasks.rewards import CORRECTNESS
+from orbit_jax.tasks.task import Example
 
 GREEDY = "greedy"
 FILE = "results.json"
@@ -70,9 +71,12 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One completion, as a line of the samples' file has it.
+    """One rollout, as a line of the samples' file has it.
 
     Attributes:
+      problem: its key among those of all tasks.
+      turns: role and text of what followed the prompt.
+      tokens: that were sampled.
       value: the grader's, NaN for an infra failure; 1 is right.
       vote: the answer as majority@k counts it, None where there is none.
     """
@@ -80,7 +84,7 @@ class Sample:
     problem: str
     prompt: str | tuple[dict[str, str], ...]
     answer: str
-    completion: str
+    turns: Sequence[tuple[str, str]]
     tokens: int
     value: float
     outcome: str
@@ -88,32 +92,28 @@ class Sample:
     vote: str | None
 
 
-def judged(
-    task: MathTask,
-    asked: Sequence[Problem],
-    texts: Sequence[str],
-    tokens: Sequence[int],
-    stops: Sequence[str],
+def samples_of(
+    verdicts: Sequence[Verdict], tokens: Sequence[int], stops: Sequence[str]
 ) -> list[Sample]:
-    """Completions [B] with their verdicts.
+    """Verdicts [B] as samples.
 
     Args:
-      asked: the problem of each; tokens: how many were sampled; stops: why sampling ended.
+      tokens: how many were sampled; stops: why sampling ended.
     """
-    values, outcomes = task.rewards(asked, texts)
     return [
         Sample(
-            problem=problem.id,
-            prompt=problem.prompt,
-            answer=problem.answer,
-            completion=texts[i],
+            problem=f"{one['task']}/{one['problem']}",
+            prompt=one["prompt"],
+            answer=one["answer"],
+            turns=one["turns"],
             tokens=int(tokens[i]),
-            value=float(values[i]),
-            outcome=outcome_of(outcomes[i], stops[i]),
+            value=float(one["details"][CORRECTNESS]),
+            outcome=one["outcome"],
             stop=stops[i],
-            vote=vote(texts[i]),
+            # What is no answer, such as a program, has no spelling that others could share.
+            vote=vote(one["turns"][-1][1]) if one["answer"] else None,
         )
-        for i, problem in enumerate(asked)
+        for i, one in enumerate(verdicts)
     ]
 
 
@@ -139,15 +139,16 @@ def of_problem(by_mode: Mapping[str, Sequence[Sample]], ks: Sequence[int]) -> di
                 statistics.pass_at_k(len(known), int(sum(right)), k) if enough else math.nan
             )
             if k > 1:  # of one sample the majority is itself
+                counts = enough and samples[0].answer
                 found[f"majority@{k}"] = (
-                    statistics.majority_at_k(votes, right, k) if enough else math.nan
+                    statistics.majority_at_k(votes, right, k) if counts else math.nan
                 )
     return found
 
 
 def of_problems(
     split: str,
-    problems: Sequence[Problem],
+    problems: Sequence[Example],
     by_mode: Mapping[str, Sequence[Sample]],
     ks: Sequence[int],
 ) -> list[dict[str, Any]]:
@@ -159,14 +160,14 @@ def of_problems(
     return [
         {
             "split": split,
-            "id": problem.id,
+            "id": problem.key,
             "digest": digest(problem.prompt, problem.answer),
-            "task": getattr(problem, "task", "math"),
+            "task": problem.task,
             "difficulty": problem.difficulty,
             "outcomes": dict(
-                Counter(one.outcome for of_mode in found[problem.id].values() for one in of_mode)
+                Counter(one.outcome for of_mode in found[problem.key].values() for one in of_mode)
             ),
-            "measures": of_problem(found[problem.id], ks),
+            "measures": of_problem(found[problem.key], ks),
         }
         for problem in problems
     ]
@@ -221,19 +222,25 @@ def shown(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return [measure for measure in measures if measure in wanted]
 
 
-def choose(parts: Mapping[str, Sequence[Problem]], names: Sequence[str]) -> dict[str, Sequence]:
-    """The parts of the data with these names that hold problems.
+def choose(
+    split: Callable[[str], Sequence[Example]], names: Sequence[str]
+) -> dict[str, Sequence[Example]]:
+    """The splits with these names; without names `heldout` and `unseen`, as far as there are.
+
+    Args:
+      split: gives the examples of a split.
 
     Raises:
-      ValueError: if there is no such part, or none of them holds a problem.
+      ValueError: for a name whose split holds nothing.
     """
-    for name in names:
-        if name not in parts:
-            raise ValueError(f"--splits: there is no {name!r}; use some of {', '.join(parts)}")
-    found = {name: parts[name] for name in names if parts[name]}
-    if not found:
-        raise ValueError(f"--splits={','.join(names)}: no problem is in them; name another")
-    return found
+    found = {name: split(name) for name in names or ("heldout", "unseen")}
+    empty = [name for name in names if not found[name]]
+    if empty:
+        raise ValueError(
+            f"--splits: no task of config.task.mixture has examples of {empty[0]!r}; name train, "
+            "heldout, or another split of the data"
+        )
+    return {name: examples for name, examples in found.items() if examples}
 
 
 def read_ks(texts: Sequence[str]) -> tuple[int, ...]:

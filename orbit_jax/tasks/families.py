@@ -1,11 +1,10 @@
 """Generated families with settings of their difficulty, from the package reasoning-gym.
 
 A family is named with its settings, `reasoning_gym:chain_sum?size=500&seed=1&max_terms=4`; without
-them it has 500 examples of seed 0. Its examples are graded by its own function, `score`. The
-package is optional.
+them it has 500 examples of seed 0. Answers are graded by the family's own function, in a worker
+process (`grading.Grader.score`). The package is optional.
 """
 
-import functools
 import importlib
 import inspect
 import json
@@ -31,7 +30,7 @@ def generate(spec: str) -> tuple[Example, ...]:
         ValueError: when the package is missing, it has no such family or refuses a setting, or
             the family's score function would run what the model writes as Python.
     """
-    name, settings = _read_spec(spec)
+    name, settings = read_spec(spec)
     family = _open(spec)
     told = "&".join(f"{k}={v}" for k, v in settings.items() if k not in ("size", "seed"))
     return tuple(
@@ -42,25 +41,19 @@ def generate(spec: str) -> tuple[Example, ...]:
             task=TASK,
             difficulty=told,
             source=name,
-            extra={"family": spec, "entry": entry},
+            extra={"family": spec, "number": number},
         )
         for number, entry in ((number, family[number]) for number in range(len(family)))
     )
 
 
-def score(example: Example, answer: str | None) -> float:
-    """Return what an answer is worth by the family's own function, from 0 to 1.
-
-    Args:
-        example: of `generate`.
-        answer: the completion's answer alone; None where it has none.
-    """
-    return float(_open(example.extra["family"]).score_answer(answer, dict(example.extra["entry"])))
+def name_of(spec: str) -> str:
+    """Return the name of the family that a spec names; empty for what is none."""
+    return read_spec(spec)[0] if spec.startswith(PREFIX) else ""
 
 
-@functools.lru_cache(maxsize=32)
 def _open(spec: str) -> Any:
-    name, settings = _read_spec(spec)
+    name, settings = read_spec(spec)
     try:
         # By name: what this package's modules import by statement is required, this is not.
         package = importlib.import_module("reasoning_gym")
@@ -84,8 +77,8 @@ def _open(spec: str) -> Any:
         raise ValueError(f"{spec}: the family refuses its settings: {error}.") from None
 
 
-def _read_spec(spec: str) -> tuple[str, dict[str, Any]]:
-    """The name of a family and its settings."""
+def read_spec(spec: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of a family and its settings."""
     name, _, query = spec.removeprefix(PREFIX).partition("?")
     settings: dict[str, Any] = {"size": 500, "seed": 0}
     for key, value in parse_qsl(query, keep_blank_values=True):

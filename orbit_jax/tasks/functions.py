@@ -71,8 +71,8 @@ class Functions:
     name = "functions"
     tools: tuple[Tool, ...] = ()
 
-    def __init__(self, sandbox: Sandbox):
-        self._grader = CodeGrader(sandbox)
+    def __init__(self, sandbox: Sandbox, partial_credit: bool = False):
+        self._grader = CodeGrader(sandbox, partial_credit)
 
     def examples(self, split: str) -> Sequence[Example]:
         """Those of `train` and `heldout`."""
@@ -83,5 +83,5 @@ class Functions:
         return [{"role": "user", "content": str(example.prompt)}]
 
     def grade(self, example: Example, transcript: Transcript) -> Score:
-        """1 for a program that agrees at all tested places."""
+        """1 for a program that agrees at all tested places; with partial credit their share."""
         return self._grader.grade(example, transcript[-1].text)

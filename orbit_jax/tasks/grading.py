@@ -3,9 +3,10 @@ r"""Grading a completion against a reference answer: exact, bounded in time, hon
 A reference that is a plain number or fraction is compared in process, as exact rationals, and only
 a plain number answers it: an unevaluated `27 + 35` copied from the prompt does not. Any other
 reference (`x^2+1`, `\sqrt{2}`, intervals) goes to math-verify in a worker process with a wall-clock
-limit. Outcomes: `scored` (1.0 or 0.0), `parse_failure` (0.0: the completion holds no answer that
-can be read, or one that the worker cannot grade within the limit), `infra_failure` (NaN: the grader
-itself failed or cannot grade this reference; the sample must be masked, never scored 0).
+limit; so do answers that a generated family's own function scores. Outcomes: `scored` (1.0 or 0.0;
+a family may give a part), `parse_failure` (0.0: the completion holds no answer that can be read, or
+one that the worker cannot grade within the limit), `infra_failure` (NaN: the grader itself failed
+or cannot grade this reference; the sample must be masked, never scored 0).
 """
 
 import contextlib
@@ -19,11 +20,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
+from typing import Any
 
+from orbit_jax.tasks import families
 from orbit_jax.tasks.answers import extract_answer, normalise_answer, read_number
 from orbit_jax.tasks.decoration import split_unit
 
@@ -38,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Grade:
-    """Reward of one completion: `value` 1.0, 0.0 or NaN, and the `outcome` that explains it."""
+    """Reward of one completion: `value` from 0 to 1, or NaN, and the `outcome` that explains it."""
 
     value: float
     outcome: str
@@ -106,10 +110,29 @@ class Grader:
                     results[i] = result
         return results
 
+    def score(self, family: str, number: int, completion: str) -> Grade:
+        """Return what a completion is worth to example `number` of a generated family, 0 to 1.
+
+        Args:
+            family: as of `families.generate`; its own function scores the completion's answer.
+        """
+        candidate = extract_answer(completion)
+        if candidate is None:
+            return PARSE_FAILURE
+        name, settings = families.read_spec(family)
+        asked = {"family": name, "settings": settings, "number": number, "candidate": candidate}
+        with self._worker() as worker:
+            return worker.grade(asked)
+
     def _grade_symbolic(self, candidate: str, answer: str) -> Grade:
+        with self._worker() as worker:
+            return worker.grade({"candidate": candidate, "answer": answer})
+
+    @contextlib.contextmanager
+    def _worker(self) -> Iterator["_Worker"]:
         worker = self._idle.get()
         try:
-            return worker.grade(candidate, answer)
+            yield worker
         finally:
             self._idle.put(worker)
 
@@ -157,9 +180,9 @@ class _Worker:
         self.process: subprocess.Popen | None = None
         self.broken = False
 
-    def grade(self, candidate: str, answer: str) -> Grade:
-        """Return the grade of a symbolic candidate within `max_seconds` plus a worker's start."""
-        request = json.dumps({"candidate": candidate, "answer": answer}).encode()
+    def grade(self, asked: Mapping[str, Any]) -> Grade:
+        """Return the grade of a candidate within `max_seconds` plus a worker's start."""
+        request = json.dumps(asked).encode()
         for _ in range(2):  # a worker may have died while idle: ask a fresh one once
             try:
                 return self._ask(request) if self._start() else INFRA_FAILURE
@@ -171,7 +194,9 @@ class _Worker:
             except BaseException:  # Ctrl-C: a reply still under way must not meet the next request
                 self.stop()
                 raise
-        _logger.warning("The grading worker crashed twice on %r; it is not scored.", candidate[:80])
+        _logger.warning(
+            "The grading worker crashed twice on %r; it is not scored.", asked["candidate"][:80]
+        )
         return INFRA_FAILURE
 
     def stop(self) -> None:
@@ -191,10 +216,8 @@ class _Worker:
         if not self._receive(deadline)["answer_read"]:
             return WRONG  # a reference that is no mathematics is text, and the texts differ
         self.answer_was_read = True
-        equal = self._receive(deadline)["equal"]
-        if equal is None:
-            return PARSE_FAILURE
-        return RIGHT if equal else WRONG
+        value = self._receive(deadline)["value"]
+        return PARSE_FAILURE if value is None else Grade(float(value), "scored")
 
     def _receive(self, deadline: float) -> dict:
         if not self.connection.poll(max(0.0, deadline - time.monotonic())):

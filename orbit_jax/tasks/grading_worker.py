@@ -1,14 +1,17 @@
-"""The process that runs math-verify, started by `grading.py`; it imports nothing of this package.
+"""The process that grades, started by `grading.py`; it imports nothing of this package.
 
 Requests and replies are JSON messages over the socket whose number is the first argument. For a
-request `{"candidate", "answer"}` it replies twice: whether the reference answer could be read as
-mathematics, then (if it could) whether the candidate equals it: true, false, or null when the
-candidate could not be read. The first reply lets the parent tell a reference that hangs the worker
-from a completion that does. math-verify's own time limits are off: they rest on signals, and the
-parent's clock is the one that counts.
+request `{"candidate", "answer"}`, which math-verify grades, it replies twice: whether the reference
+answer could be read as mathematics, then (if it could) the candidate's value: 1 when they are
+equal, 0 when not, or null when the candidate could not be read. The first reply lets the parent
+tell a reference that hangs the worker from a completion that does. So it does for
+`{"family", "settings", "number", "candidate"}`, where a family of reasoning-gym scores the
+candidate as the answer to its example of that number. math-verify's own time limits are off: they
+rest on signals, and the parent's clock is the one that counts.
 """
 
 import contextlib
+import functools
 import json
 import logging
 import re
@@ -39,11 +42,31 @@ def main(socket: int, max_seconds: float) -> None:
             return
         # The parent kills a worker that is late. Should the parent be gone, this alarm does.
         signal.alarm(int(2 * max_seconds) + 1)
-        answer = _parse(math_verify, request["answer"])
-        _send(connection, {"answer_read": bool(answer)})
-        if answer:
-            _send(connection, {"equal": _equal(math_verify, answer, request["candidate"])})
+        if "family" in request:
+            family = _family(request["family"], json.dumps(request["settings"]))
+            entry = family[request["number"]]
+            _send(connection, {"answer_read": True})
+            _send(connection, {"value": _score(family, entry, request["candidate"])})
+        else:
+            answer = _parse(math_verify, request["answer"])
+            _send(connection, {"answer_read": bool(answer)})
+            if answer:
+                _send(connection, {"value": _equal(math_verify, answer, request["candidate"])})
         signal.alarm(0)
+
+
+@functools.cache
+def _family(name: str, settings: str):
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(name, **json.loads(settings))
+
+
+def _score(family, entry: dict, candidate: str) -> float | None:
+    try:
+        return float(family.score_answer(candidate, entry))
+    except Exception:  # whatever it raises on a model's text, that text is no readable answer
+        return None
 
 
 def _parse(math_verify, text: str) -> list:

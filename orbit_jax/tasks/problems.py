@@ -14,46 +14,13 @@ import math
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+
+from orbit_jax.tasks.task import Example, Splits
 
 TRAINED_DIFFICULTIES = ("3x1", "4x1", "5x1")
 UNSEEN_DIFFICULTY = "6x1"
 HELDOUT_ONE_IN = 10  # small enough to leave 3x1, which has only 4,000 problems, most of them
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A prompt (text, or chat messages with `role` and `content`) and its reference answer."""
-
-    id: str
-    prompt: str | tuple[dict[str, str], ...]
-    answer: str
-    difficulty: str = ""
-
-
-@dataclass(frozen=True)
-class MathData:
-    """Problems to train on, held-out ones of the same kind, and ones of a kind never trained on.
-
-    Raises:
-        ValueError: when a prompt occurs twice, within a part or in two parts.
-    """
-
-    train: tuple[Problem, ...]
-    heldout: tuple[Problem, ...]
-    unseen: tuple[Problem, ...] = ()
-
-    def __post_init__(self):
-        part_of: dict[str, str] = {}
-        for part in ("train", "heldout", "unseen"):
-            for problem in getattr(self, part):
-                text = normalise_prompt(problem.prompt)
-                if text in part_of:
-                    raise ValueError(
-                        f"MathData: prompt {text[:80]!r} is in {part_of[text]} and again in "
-                        f"{part}; remove one of them."
-                    )
-                part_of[text] = part
 
 
 def generate_problems(
@@ -63,11 +30,13 @@ def generate_problems(
     unseen: int = 500,
     difficulties: Sequence[str] = TRAINED_DIFFICULTIES,
     unseen_difficulty: str = UNSEEN_DIFFICULTY,
-) -> MathData:
-    """Return that many distinct problems per part, a function of the arguments alone.
+    task: str = "sums",
+) -> Splits:
+    """Return that many distinct problems per split, a function of the arguments alone.
 
-    Draws go round the difficulties, so the parts are balanced over them, except that a difficulty
-    with few distinct problems (3x1) gives what it has and the others fill up.
+    Splits are `train`, `heldout` of the same kind, and `unseen`, of a kind never trained on. Draws
+    go round the difficulties, so the splits are balanced over them, except that a difficulty with
+    few distinct problems (3x1) gives what it has and the others fill up.
 
     Raises:
         ValueError: when a difficulty is malformed or trained and unseen, or when the difficulties
@@ -81,16 +50,17 @@ def generate_problems(
     trained = problem_stream(seed, difficulties)
     parts = _draw_distinct(trained, {False: train, True: heldout})
     never_trained = problem_stream(seed, (unseen_difficulty,))
-    return MathData(
-        train=parts[False],
-        heldout=parts[True],
-        unseen=_draw_distinct(never_trained, {True: unseen})[True],
-    )
+    splits = {
+        "train": parts[False],
+        "heldout": parts[True],
+        "unseen": _draw_distinct(never_trained, {True: unseen})[True],
+    }
+    return {name: tuple(replace(e, task=task) for e in found) for name, found in splits.items()}
 
 
 def train_problem_stream(
     seed: int, difficulties: Sequence[str] = TRAINED_DIFFICULTIES
-) -> Iterator[Problem]:
+) -> Iterator[Example]:
     """Yield train-side problems without end (with repeats), one difficulty after the other.
 
     A difficulty named twice comes twice as often.
@@ -98,7 +68,7 @@ def train_problem_stream(
     return (p for p in problem_stream(seed, difficulties) if not is_heldout(p.prompt))
 
 
-def problem_stream(seed: int, difficulties: Sequence[str]) -> Iterator[Problem]:
+def problem_stream(seed: int, difficulties: Sequence[str]) -> Iterator[Example]:
     """Yield problems of both sides without end, one difficulty after the other.
 
     Raises:
@@ -161,14 +131,14 @@ def _read_difficulty(name: str) -> tuple[str, int, int]:
     return match[1], int(match[2]), int(match[3])
 
 
-def _draw(seed: int, difficulties: Sequence[str]) -> Iterator[Problem]:
+def _draw(seed: int, difficulties: Sequence[str]) -> Iterator[Example]:
     rng = random.Random(seed)
     kinds = [(name, *_read_difficulty(name)) for name in difficulties]
     for number, (name, family, terms, digits) in enumerate(itertools.cycle(kinds)):
         lowest = 10 ** (digits - 1) if digits > 1 else 2 if family == "product" else 0
         values = [rng.randint(lowest, 10**digits - 1) for _ in range(terms)]
         text, answer = _pose(rng, family, values)
-        yield Problem(f"{name}-{number}", text, str(answer), name)
+        yield Example(f"{name}-{number}", text, str(answer), difficulty=name)
 
 
 def _pose(rng: random.Random, family: str, values: Sequence[int]) -> tuple[str, int]:
@@ -182,10 +152,10 @@ def _pose(rng: random.Random, family: str, values: Sequence[int]) -> tuple[str, 
 
 
 def _draw_distinct(
-    stream: Iterator[Problem], wanted: dict[bool, int]
-) -> dict[bool, tuple[Problem, ...]]:
+    stream: Iterator[Example], wanted: dict[bool, int]
+) -> dict[bool, tuple[Example, ...]]:
     """Return `wanted[side]` distinct problems for each side of `is_heldout`."""
-    found: dict[bool, dict[str, Problem]] = {side: {} for side in wanted}
+    found: dict[bool, dict[str, Example]] = {side: {} for side in wanted}
     draws = 100_000 + 50 * sum(wanted.values())
     for problem in itertools.islice(stream, draws):
         if all(len(found[side]) == count for side, count in wanted.items()):

@@ -4,14 +4,15 @@ r"""Products of several numbers, by a tool that multiplies two of them: more tur
 right answer takes a turn for each product and one for `\boxed{...}`.
 """
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from orbit_jax.tasks.grading import grade
-from orbit_jax.tasks.math import generated_examples
-from orbit_jax.tasks.task import Example, Score, Tool, Transcript
+from orbit_jax.tasks.problems import UNSEEN_DIFFICULTY, generate_problems
+from orbit_jax.tasks.task import Example, Score, Splits, Tool, Transcript
 
 _TWO_NUMBERS = re.compile(r"\s*(\d{1,12})\s*\*\s*(\d{1,12})\s*")
 
@@ -58,8 +59,7 @@ class Products:
 
     def examples(self, split: str) -> Sequence[Example]:
         """Those of `train` and `heldout`; the prompt's text alone decides which."""
-        size = (self.seed, self.train, self.heldout)
-        return generated_examples(self.name, split, *size, (self.difficulty,))
+        return self._splits.get(split, ())
 
     def messages(self, example: Example) -> list[dict[str, str]]:
         """The numbers alone."""
@@ -70,3 +70,8 @@ class Products:
         found = grade(transcript[-1].text, example.answer)
         calls = sum(turn.role == "tool" for turn in transcript)
         return Score(found.value, found.outcome, {"calls": calls})
+
+    @functools.cached_property
+    def _splits(self) -> Splits:
+        size = (self.seed, self.train, self.heldout, 0)  # none of a difficulty that is not trained
+        return generate_problems(*size, (self.difficulty,), UNSEEN_DIFFICULTY, task=self.name)

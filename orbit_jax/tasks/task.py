@@ -29,6 +29,11 @@ class Example:
     source: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def key(self) -> str:
+        """What it is known by among the examples of all tasks."""
+        return f"{self.task}/{self.id}"
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -39,6 +44,7 @@ class Turn:
 
 
 Transcript = Sequence[Turn]
+Splits = Mapping[str, tuple[Example, ...]]  # `train`, `heldout`, and others that there are
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,10 @@ class Tool(Protocol):
 
 
 class Task(Protocol):
-    """Examples, how they are posed, and what a transcript earns."""
+    """Examples, how they are posed, and what a transcript earns.
+
+    One that talks with somebody also has an attribute `user`, a `dialogue.UserSimulator`.
+    """
 
     name: str
     tools: tuple[Tool, ...]
@@ -109,5 +118,17 @@ class Task(Protocol):
         ...
 
     def grade(self, example: Example, transcript: Transcript) -> Score:
-        """What the transcript earns; called from threads."""
+        """What the transcript earns; called from threads, and given up when it takes too long."""
         ...
+
+
+def posed(example: Example, system: str = "") -> list[dict[str, str]]:
+    """The chat messages of an example: those of a chat as they are, text as the user's words.
+
+    Args:
+      system: a system message before text; empty for none.
+    """
+    if not isinstance(example.prompt, str):
+        return [dict(message) for message in example.prompt]
+    before = [{"role": "system", "content": system}] if system else []
+    return [*before, {"role": "user", "content": example.prompt}]

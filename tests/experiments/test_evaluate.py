@@ -71,7 +71,7 @@ def test_measures_are_those_of_the_samples_that_are_written(evaluated):
             assert row["value"] == pytest.approx(sum(r["value"] for r in rows) / len(rows))
             assert row["low"] <= row["value"] <= row["high"]
             assert {r["outcome"] for r in rows} <= {"scored", "parse_failure", "truncated"}
-    sampled = {r["completion"] for r in rows}
+    sampled = {str(r["turns"]) for r in rows}
     assert len(sampled) > problems  # not the same one for all samples of a problem
     assert {"config.json", "environment.json", "log.txt"} <= {p.name for p in folder.iterdir()}
 

@@ -83,7 +83,7 @@ def test_a_run_leaves_a_whole_folder(finished):
     samples = (folder / "samples/step_000001.jsonl").read_text().splitlines()
     first = json.loads(samples[0])
     assert len(samples) == 16
-    assert {"prompt", "completion", "ids", "logprobs", "reward", "stop"} <= set(first)
+    assert {"prompt", "turns", "ids", "logprobs", "reward", "stop"} <= set(first)
     assert len(first["ids"]) == len(first["logprobs"])
 
 
@@ -262,7 +262,7 @@ def test_tiles_are_chosen_unasked_where_the_library_depends_on_shapes(tmp_path, 
     ("fields", "sentence"),
     [
         ({"base__path": "/nowhere"}, "does not exist"),
-        ({"task__jsonl": "/nowhere.jsonl"}, "does not exist"),
+        ({"task__mixture": ("data:/nowhere.jsonl",)}, "does not exist"),
         ({"sampler__max_prompt_tokens": 4}, r"max_prompt_tokens=4: .* has \d+ tokens"),
         ({"sampler__prompts_per_step": 8_000_000}, "GB are free"),
         ({"sampler__temperature": 0.0}, "greedy samples is refused"),

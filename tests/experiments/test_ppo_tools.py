@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT)]
 
-import ppo_tools  # noqa: E402
+import ppo_math  # noqa: E402
 
 from configs import tiny_tools  # noqa: E402
 from orbit_jax.config import from_config_dict  # noqa: E402
@@ -36,7 +36,7 @@ def recipe(root: Path, **fields):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> tuple[Path, dict]:
     root = tmp_path_factory.mktemp("tools")
-    summary = ppo_tools.run(recipe(root, steps=4, run__samples_every_steps=1))
+    summary = ppo_math.run(recipe(root, steps=4, run__samples_every_steps=1))
     (folder,) = root.iterdir()
     return folder, summary
 
@@ -49,7 +49,7 @@ def test_every_task_has_metrics_and_log_probs_of_all_turns_are_exact(finished):
     rows = read_metrics(folder)
     assert {"heldout_sums/pass_greedy", "heldout_products/pass_greedy"} <= rows[0].keys()
     for row in rows[1:5]:
-        assert {"reward/sums", "reward/products", "turns/mean"} <= row.keys()
+        assert {"task_sums/reward", "task_products/reward", "turns/mean"} <= row.keys()
     assert sum(row.get("tools/ok", 0) for row in rows) > 0
 
 
@@ -74,9 +74,9 @@ def test_a_resumed_run_goes_on_bit_for_bit(finished, tmp_path):
     """R1, R3: the cursor of the mixture is a function of the step; other data are refused."""
     whole, _ = finished
     fields = {"run__samples_every_steps": 1, "run__checkpoint_every_steps": 2}
-    ppo_tools.run(recipe(tmp_path, steps=2, **fields))
+    ppo_math.run(recipe(tmp_path, steps=2, **fields))
     (part,) = tmp_path.iterdir()
-    ppo_tools.run(recipe(tmp_path, steps=4, **fields), resume=str(part))
+    ppo_math.run(recipe(tmp_path, steps=4, **fields), resume=str(part))
     for name in ("step_000003.jsonl", "step_000004.jsonl"):
         assert (part / "samples" / name).read_text() == (whole / "samples" / name).read_text()
     rewards = [
@@ -88,4 +88,4 @@ def test_a_resumed_run_goes_on_bit_for_bit(finished, tmp_path):
 
 def test_a_run_without_tasks_is_refused(tmp_path):
     with pytest.raises(ValueError, match="name at least one task"):
-        ppo_tools.run(recipe(tmp_path, task__mixture=()))
+        ppo_math.run(recipe(tmp_path, task__mixture=()))

@@ -1,5 +1,6 @@
 """From samples to measures, tables and comparisons."""
 
+import dataclasses
 import json
 import math
 
@@ -8,28 +9,47 @@ import pytest
 from orbit_jax.runs import evaluations
 from orbit_jax.runs.files import to_json
 from orbit_jax.tasks import comparison, evaluation
-from orbit_jax.tasks.evaluation import Sample, Settings, of_problem, of_problems, table
-from orbit_jax.tasks.math import MathTask
-from orbit_jax.tasks.problems import Problem
+from orbit_jax.tasks.evaluation import Sample, Settings, of_problem, of_problems, samples_of, table
 from orbit_jax.tasks.statistics import pass_at_k, wilson
+from orbit_jax.tasks.task import Example
 
 NAN = math.nan
 
 
 def sample(value, vote="1", outcome="scored", problem="a"):
     outcome = "infra_failure" if math.isnan(value) else outcome
-    return Sample(problem, "1 + 1", "2", "...", 3, value, outcome, "eos", vote)
+    return Sample(problem, "1 + 1", "2", (), 3, value, outcome, "eos", vote)
 
 
-def test_a_completion_has_its_answer_and_an_outcome_that_knows_why_it_ended():
-    two = Problem("a", "1 + 1", "2")
-    texts = [r"\boxed{2.0}", r"\boxed{2", r"\boxed{2", r"\boxed{3}"]
-    stops = ["eos", "length", "eos", "length"]
-    found = evaluation.judged(MathTask(), [two] * 4, texts, [3, 9, 2, 9], stops)
-    assert [one.value for one in found] == [1, 0, 0, 0]
-    assert [one.outcome for one in found] == ["scored", "truncated", "parse_failure", "scored"]
-    assert [one.vote for one in found] == ["2", None, None, "3"]
-    assert (found[1].problem, found[1].tokens, found[1].stop) == ("a", 9, "length")
+def test_a_sample_has_the_vote_of_its_last_turn_and_a_program_none():
+    turns = [["assistant", "<tool>1*2</tool>"], ["tool", "2"], ["assistant", r"\boxed{2.0}"]]
+    verdict = {
+        "task": "products",
+        "problem": "a",
+        "prompt": "1*2",
+        "answer": "2",
+        "turns": turns,
+        "outcome": "scored",
+        "reward": 1.1,
+        "details": {"correctness": 1.0, "format": 1.0},
+    }
+    (one, program) = samples_of([verdict, verdict | {"answer": ""}], [9, 9], ["eos", "eos"])
+    assert (one.problem, one.value, one.tokens, one.stop) == ("products/a", 1.0, 9, "eos")
+    assert (one.vote, program.vote) == ("2", None)
+
+
+def test_what_has_no_answer_has_no_majority():
+    programs = [dataclasses.replace(sample(1.0), answer="") for _ in range(2)]
+    found = of_problem({"sampled": programs}, (1, 2))
+    assert found["pass@2"] == 1
+    assert math.isnan(found["majority@2"])
+
+
+def test_splits_that_hold_nothing_are_refused_when_they_are_named():
+    splits = {"heldout": [1], "unseen": []}
+    assert evaluation.choose(splits.get, []) == {"heldout": [1]}
+    with pytest.raises(ValueError, match=r"no task .* has examples of 'unseen'"):
+        evaluation.choose(splits.get, ["heldout", "unseen"])
 
 
 def test_a_problem_has_one_greedy_measure_and_two_for_each_k():
@@ -62,9 +82,11 @@ def test_partial_credit_is_no_pass_and_what_cannot_be_read_votes_for_nothing():
 
 def evaluated(name, values, difficulties="xxyy", ks=(1, 2), **settings):
     """An evaluation of four problems with (greedy, first and second sample) as they are given."""
-    problems = [Problem(f"{i}", f"{i} + 1", "2", d) for i, d in enumerate(difficulties)]
-    greedy = [sample(float(g), problem=f"{i}") for i, (g, _, _) in enumerate(values)]
-    sampled = [sample(float(x), problem=f"{i}") for i, row in enumerate(values) for x in row[1:]]
+    problems = [Example(f"{i}", f"{i} + 1", "2", "math", d) for i, d in enumerate(difficulties)]
+    greedy = [sample(float(g), problem=f"math/{i}") for i, (g, _, _) in enumerate(values)]
+    sampled = [
+        sample(float(x), problem=f"math/{i}") for i, row in enumerate(values) for x in row[1:]
+    ]
     by_mode = {"greedy": greedy, "sampled": sampled}
     settings = vars(Settings(samples=2, ks=ks, **settings))
     return {
@@ -176,8 +198,6 @@ def test_by_default_k_is_every_power_of_two_and_all_samples():
         (lambda: Settings(top_p=1.5), "--top_p=1.5"),
         (lambda: Settings(samples=4, ks=(1, 8)), "--samples=4"),
         (lambda: evaluation.read_ks(["1", "two"]), "'two' is no whole number"),
-        (lambda: evaluation.choose({"train": [1]}, ["test"]), "no 'test'; use some of train"),
-        (lambda: evaluation.choose({"unseen": []}, ["unseen"]), "no problem is in them"),
         (lambda: comparison.read_two(["a"]), "takes two evaluations, got 1"),
         (lambda: comparison.read_two(["a", "b"]), "a is no results.json"),
     ],

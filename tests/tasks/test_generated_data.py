@@ -8,6 +8,7 @@ import pytest
 
 from orbit_jax.tasks import families
 from orbit_jax.tasks.data import load_examples
+from orbit_jax.tasks.grading import Grader
 
 
 @dataclasses.dataclass
@@ -48,9 +49,6 @@ def stand_in(monkeypatch):
     factory.DATASETS = known
     monkeypatch.setitem(sys.modules, "reasoning_gym", package)
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
-    families._open.cache_clear()
-    yield
-    families._open.cache_clear()
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -62,12 +60,35 @@ def test_examples_are_those_of_the_family_with_its_settings():
     assert len(families.generate("reasoning_gym:doubles")) == 500
 
 
-@pytest.mark.usefixtures("stand_in")
-def test_the_family_scores_by_its_own_function():
-    example = families.generate("reasoning_gym:doubles?most=5&seed=1")[0]
-    assert families.score(example, example.answer) == 1.0
-    assert families.score(example, "x") == 0.0
-    assert families.score(example, None) == 0.5
+WORKERS_PACKAGE = """
+import time
+
+class Doubles:
+    def __getitem__(self, number):
+        return {"answer": 2 * number}
+
+    def score_answer(self, answer, entry):
+        if answer == "loop":
+            time.sleep(60)
+        if answer == "raise":
+            raise RecursionError
+        return 0.25 if answer != str(entry["answer"]) else 1.0
+
+def create_dataset(name, **settings):
+    assert (name, settings) == ("doubles", {"size": 500, "seed": 1, "most": 5})
+    return Doubles()
+"""
+
+
+def test_the_family_scores_by_its_own_function_in_a_worker(monkeypatch, tmp_path):
+    (tmp_path / "reasoning_gym.py").write_text(WORKERS_PACKAGE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Grader(max_seconds=1.0) as grader:
+        spec = "reasoning_gym:doubles?most=5&seed=1"
+        boxed = [rf"\boxed{{{text}}}" for text in ("6", "7", "raise", "loop", "6")]
+        grades = [grader.score(spec, 3, text) for text in [*boxed, "none"]]
+    assert [grade.value for grade in grades] == [1.0, 0.25, 0.0, 0.0, 1.0, 0.0]
+    assert [g.outcome == "parse_failure" for g in grades] == [False, False, True, True, False, True]
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -95,21 +116,20 @@ def test_families_that_cannot_be_had_are_refused(spec, message):
 
 def test_without_the_package_its_installation_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    families._open.cache_clear()
     with pytest.raises(ValueError, match="run `pip install reasoning-gym=="):
         families.generate("reasoning_gym:doubles")
 
 
 def test_the_package_itself_gives_what_the_stand_in_does():
     pytest.importorskip("reasoning_gym")
-    families._open.cache_clear()
     spec = "reasoning_gym:chain_sum?size=20&seed=3&min_terms=3&max_terms=3"
     examples = families.generate(spec)
     assert examples == families.generate(spec)
     assert len({e.prompt for e in examples}) == 20
     assert {e.difficulty for e in examples} == {"min_terms=3&max_terms=3"}
-    assert all(families.score(e, e.answer) == 1.0 for e in examples)
-    assert families.score(examples[0], "none") < 1.0
+    with Grader() as grader:
+        assert all(grader.score(spec, e.extra["number"], e.answer).value == 1.0 for e in examples)
+        assert grader.score(spec, 0, "7777").value < 1.0
     with pytest.raises(ValueError, match="runs answers as Python code"):
         families.generate("reasoning_gym:countdown")
     assert families.generate("reasoning_gym:number_sorting?size=2")

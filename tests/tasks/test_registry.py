@@ -1,15 +1,17 @@
 """Tasks by name, mixed by weights, and one's own from a file."""
 
+import dataclasses
 import json
 from collections import Counter
 
 import pytest
 
-from orbit_jax.config import Config, TaskConfig
+from orbit_jax.config import Config, RewardConfig, TaskConfig
 from orbit_jax.tasks.functions import function_examples, lazy_program, program
 from orbit_jax.tasks.problems import is_heldout
 from orbit_jax.tasks.registry import load_task, open_tasks
-from orbit_jax.tasks.task import Turn
+from orbit_jax.tasks.rewards import Sampled
+from orbit_jax.tasks.task import Score, Turn
 
 OWN = """
 from orbit_jax.tasks.task import Example, Score
@@ -29,6 +31,13 @@ class Echo:
 
 class Half:
     name = "half"
+
+class Stray(Echo):
+    name = "stray"
+
+class Number(Echo):
+    def grade(self, example, transcript):
+        return 1.0
 """
 
 
@@ -44,19 +53,19 @@ def own(tmp_path) -> str:
 
 
 def test_tasks_are_mixed_by_their_weights():
-    with open_tasks(config("sums", "products=3")) as (tasks, mixture):
-        assert set(tasks) == {"sums", "products"}
-        drawn = [e for step in range(4) for e in mixture.examples_of_step(step, 10, seed=0)]
+    with open_tasks(config("sums", "3*products")) as tasks:
+        assert set(tasks.by_name) == {"sums", "products"}
+        drawn = [e for step in range(4) for e in tasks.mixture.examples_of_step(step, 10, seed=0)]
         assert Counter(e.task for e in drawn) == {"sums": 10, "products": 30}
-        heldout = {e.prompt for task in tasks.values() for e in task.examples("heldout")}
+        heldout = {e.prompt for e in tasks.split("heldout")}
         assert len(heldout) == 20
         assert not heldout & {e.prompt for e in drawn}
 
 
 def test_ones_own_task_is_a_class_in_a_file(own):
-    with open_tasks(config(f"{own}:Echo")) as (tasks, mixture):
-        (example, *_) = mixture.examples_of_step(0, 4, seed=0)
-        assert tasks["echo"].grade(example, [Turn("assistant", example.answer)]).value == 1
+    with open_tasks(config(f"{own}:Echo")) as tasks:
+        (example, *_) = tasks.mixture.examples_of_step(0, 4, seed=0)
+        assert tasks.by_name["echo"].grade(example, [Turn("assistant", example.answer)]).value == 1
 
 
 def test_ones_own_file_may_hold_programs_and_answers(tmp_path):
@@ -66,18 +75,20 @@ def test_ones_own_file_may_hold_programs_and_answers(tmp_path):
     for name, content in (("sums.jsonl", rows), ("double.jsonl", programs)):
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in content))
     names = (f"data:{tmp_path / 'sums.jsonl'}", f"data:{tmp_path / 'double.jsonl'}")
-    with open_tasks(config(*names)) as (tasks, mixture):
-        assert set(tasks) == {"sums", "double"}
-        drawn = mixture.examples_of_step(0, 20, seed=0)
+    with open_tasks(config(*names)) as tasks:
+        assert set(tasks.by_name) == {"sums", "double"}
+        drawn = tasks.mixture.examples_of_step(0, 20, seed=0)
         assert Counter(e.task for e in drawn) == {"sums": 10, "double": 10}
         sums, double = (next(e for e in drawn if e.task == name) for name in ("sums", "double"))
         right = rf"\boxed{{{sums.answer}}}"
-        assert tasks["sums"].grade(sums, [Turn("assistant", right)]).value == 1
-        assert tasks["sums"].grade(sums, [Turn("assistant", r"\boxed{0}")]).value == 0
+        assert tasks.by_name["sums"].grade(sums, [Turn("assistant", right)]).value == 1
+        assert tasks.by_name["sums"].grade(sums, [Turn("assistant", r"\boxed{0}")]).value == 0
         program = "def f(x):\n    return 2 * x"
-        assert tasks["double"].grade(double, [Turn("assistant", program)]).value == 1
-        assert tasks["double"].grade(double, [Turn("assistant", "def f(x): pass")]).value == 0
-        assert tasks["sums"].examples("heldout")
+        assert tasks.by_name["double"].grade(double, [Turn("assistant", program)]).value == 1
+        assert (
+            tasks.by_name["double"].grade(double, [Turn("assistant", "def f(x): pass")]).value == 0
+        )
+        assert tasks.by_name["sums"].examples("heldout")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +96,8 @@ def test_ones_own_file_may_hold_programs_and_answers(tmp_path):
     [
         ((), r"mixture=\(\): name at least one task"),
         (("poems",), "no task 'poems'; use sums, products, functions"),
-        (("sums=x",), "'x' is no weight"),
+        (("x*sums",), r"no task 'x\*sums'"),
+        (("0*sums",), "weight 0.0 of source 'sums' is not positive"),
         (("sums", "sums"), "'sums' is named twice"),
         (("no.py:Echo",), "there is no file no.py"),
     ],
@@ -98,6 +110,12 @@ def test_what_is_no_task_is_one_clear_sentence(mixture, message):
 def test_a_class_that_is_no_task_is_refused_with_what_it_lacks(own):
     with pytest.raises(ValueError, match="has no class Poem"):
         load_task(f"{own}:Poem")
+    for kind, message in (
+        ("Stray", "train holds Example.*whose task is 'stray'"),
+        ("Number", "Number.grade gave 1.0; it must give a Score"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_task(f"{own}:{kind}")
     with pytest.raises(ValueError, match="Half lacks tools, examples, messages, grade"):
         load_task(f"{own}:Half")
 
@@ -107,11 +125,29 @@ def test_functions_are_split_by_their_prompts_and_graded_by_execution():
     assert len(train) + len(heldout) == 2 * 8 * 99
     assert all(is_heldout(e.prompt) for e in heldout)
     assert not any(is_heldout(e.prompt) for e in train)
-    with open_tasks(config("functions")) as (tasks, _):
+    with open_tasks(config("functions")) as tasks:
         for example in heldout[:3]:
             right, lazy = program(example), lazy_program(example)
             values = [
-                tasks["functions"].grade(example, [Turn("assistant", text)]).value
+                tasks.by_name["functions"].grade(example, [Turn("assistant", text)]).value
                 for text in (right, lazy, f"```python\n{right}\n```", "none")
             ]
             assert values == [1, 0, 1, 0]
+
+
+def test_rewards_have_the_parts_that_the_config_names():
+    reward = RewardConfig(format="<think>.*", format_weight=0.1, length_buffer=4, length_weight=0.5)
+    with open_tasks(dataclasses.replace(config("sums"), reward=reward)) as tasks:
+        graded = Score(1.0, "scored")
+        found = tasks.rewards.score(graded, Sampled("<think>so</think>", 42, "eos"))
+    assert found.details == {"correctness": 1.0, "format": 1.0, "length": -0.5}  # of 44 tokens
+    assert found.value == pytest.approx(1 + 0.1 - 0.25)
+    wrong = dataclasses.replace(config("sums"), reward=RewardConfig(format="("))
+    with pytest.raises(ValueError, match=r"config.reward.format: pattern '\('"), open_tasks(wrong):
+        pass
+
+
+def test_a_share_of_each_task_is_some_of_a_split():
+    with open_tasks(config("sums", "products")) as tasks:
+        assert Counter(e.task for e in tasks.some("heldout", 7)) == {"sums": 4, "products": 4}
+        assert tasks.lines()[0] == "task sums: 50 examples to train on, 10 held out"
