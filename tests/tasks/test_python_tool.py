@@ -28,7 +28,7 @@ def sandbox():
 
 @pytest.fixture
 def python(sandbox):
-    session = PythonTool(sandbox, max_characters=100).start()
+    session = PythonTool(sandbox, max_characters=300).start()
     yield lambda code: session.call({"code": code})
     session.close()
 
@@ -85,11 +85,11 @@ def test_a_call_that_ends_the_interpreter_says_so_and_the_next_has_a_new_one(pyt
 
 
 def test_long_answers_are_cut(python):
-    assert python("print('y' * 1000)") == "y" * 100 + "... (900 more characters)"
+    assert python("print('y' * 1000)") == "y" * 300 + "... (700 more characters)"
     error = python("raise ValueError('y' * 1000 + 'end')")
     assert error.startswith("error: y")
     assert error.endswith("yend")
-    assert len(error) == 107
+    assert len(error) == 307
 
 
 def test_nothing_runs_in_this_process(python):
