@@ -1,10 +1,11 @@
-"""The calculator and the search as tools."""
+"""The calculator, the search, and tools by name."""
 
 import json
 import time
 
 import pytest
 
+from orbit_jax.tasks.builtin_tools import open_tools
 from orbit_jax.tasks.calculator import MAX_BITS, Calculator, calculate, write_number
 from orbit_jax.tasks.search import Search, load_corpus
 
@@ -133,3 +134,35 @@ def test_a_corpus_is_read_from_jsonl_and_bad_rows_are_named(tmp_path):
         load_corpus(file)
     with pytest.raises(ValueError, match="does not exist"):
         load_corpus(tmp_path / "absent")
+
+
+def test_tools_are_opened_by_name_and_python_alone_has_a_sandbox(tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"key": "a", "text": "1"}\n')
+    opened = []
+
+    def sandbox():
+        opened.append(1)
+        return "a sandbox"
+
+    tools = open_tools(("calculator", f"search:{corpus}"), sandbox)
+    assert [tool.name for tool in tools] == ["calculator", "search"]
+    assert tools[1].start().call({"query": "a"}) == "a: 1"
+    assert not opened
+    (python,) = open_tools(("python",), sandbox)
+    assert (python.name, python.sandbox, opened) == ("python", "a sandbox", [1])
+    assert open_tools((), sandbox) == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("browser",), "use='browser': there is no such tool; use calculator, python or search:"),
+        (("search",), "use='search': there is no such tool"),
+        (("search:nowhere.jsonl",), "use='search:nowhere.jsonl': corpus nowhere.jsonl does not"),
+        (("calculator", "calculator"), "calculator is there twice"),
+    ],
+)
+def test_what_names_no_tool_is_refused(names, told):
+    with pytest.raises(ValueError, match=told):
+        open_tools(names, None)
