@@ -76,6 +76,8 @@ def get_config(variant: str = "") -> ConfigDict:
     config.reward.length_weight = 0.5  # what reaching that limit costs, less within the buffer
 
     config.tools = ConfigDict()  # of tasks of several turns, and of programs
+    # For tasks that bring none of their own: calculator, python, search:corpus.jsonl.
+    config.tools.use = ()
     config.tools.syntax = ""  # of calls; empty: as the model's chat template shows it, else plain
     config.tools.max_turns = 4  # of the assistant's in a rollout
     config.tools.max_seconds = 10.0  # of a call, wall clock

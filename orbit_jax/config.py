@@ -110,8 +110,9 @@ class RewardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ToolsConfig:
-    """How tools are called, and how far."""
+    """Which tools there are, how they are called, and how far."""
 
+    use: tuple[str, ...] = ()
     syntax: str = ""
     max_turns: int = 4
     max_seconds: float = 10.0

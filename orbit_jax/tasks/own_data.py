@@ -22,6 +22,7 @@ class OwnData:
       sandbox: makes the one that programs run in; called if there are any.
       config: of at most how many examples are held out, the system message before prompts that are
         text, and whether programs that pass some of their tests have a part of the reward.
+      tools: that a rollout may call.
 
     Attributes:
       lines: what reading the data has to report, for the log.
@@ -30,10 +31,13 @@ class OwnData:
       ValueError: as `data.load_examples`.
     """
 
-    tools: tuple[Tool, ...] = ()
-
     def __init__(
-        self, where: str, grader: Grader, sandbox: Callable[[], Sandbox], config: TaskConfig
+        self,
+        where: str,
+        grader: Grader,
+        sandbox: Callable[[], Sandbox],
+        config: TaskConfig,
+        tools: tuple[Tool, ...] = (),
     ):
         data = load_examples(where)
         self.name, self.lines = families.name_of(where) or Path(where).stem, data.report.lines()
@@ -42,6 +46,7 @@ class OwnData:
             for split, examples in data.splits.items()
         }
         self._splits["heldout"] = self._splits["heldout"][: config.heldout_problems]
+        self.tools = tools
         self._grader, self._system = grader, config.system
         programs = any("tests" in e.extra for es in self._splits.values() for e in es)
         self._code = CodeGrader(sandbox(), config.partial_credit) if programs else None

@@ -17,6 +17,7 @@ from pathlib import Path
 from orbit_jax.config import Config, RewardConfig
 from orbit_jax.rl.rollouts import Rollouts
 from orbit_jax.tasks import families
+from orbit_jax.tasks.builtin_tools import open_tools
 from orbit_jax.tasks.chats import ChatTokenizer, chat_of
 from orbit_jax.tasks.data import content_hash
 from orbit_jax.tasks.dialogues import Asked, Dialogues
@@ -116,12 +117,14 @@ def open_tasks(config: Config) -> Iterator[Tasks]:
         def grader() -> Grader:
             return stack.enter_context(Grader(task.grader_workers, task.grader_max_seconds))
 
+        tools = open_tools(config.tools.use, sandbox)
+
         def own_data(where: str) -> Task:
-            return OwnData(where, grader(), sandbox, task)
+            return OwnData(where, grader(), sandbox, task, tools)
 
         kinds = (task.unseen_problems, task.difficulties, task.unseen_difficulty, task.system)
         known = {
-            "sums": lambda: Sums(*size, *kinds),
+            "sums": lambda: Sums(*size, *kinds, tools=tools),
             "products": lambda: Products(*size),
             "functions": lambda: Functions(sandbox(), task.partial_credit),
         }

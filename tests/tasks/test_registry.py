@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from orbit_jax.config import Config, RewardConfig, TaskConfig
+from orbit_jax.config import Config, RewardConfig, TaskConfig, ToolsConfig
 from orbit_jax.tasks.functions import function_examples, lazy_program, program
 from orbit_jax.tasks.problems import is_heldout
 from orbit_jax.tasks.registry import load_task, open_tasks
@@ -151,3 +151,17 @@ def test_a_share_of_each_task_is_some_of_a_split():
     with open_tasks(config("sums", "products")) as tasks:
         assert Counter(e.task for e in tasks.some("heldout", 7)) == {"sums": 4, "products": 4}
         assert tasks.lines()[0] == "task sums: 50 examples to train on, 10 held out"
+
+
+def test_tools_are_given_to_tasks_that_bring_none(tmp_path):
+    rows = [{"prompt": f"{i}+1", "answer": str(i + 1)} for i in range(40)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    mixture = ("sums", "products", f"data:{tmp_path / 'own.jsonl'}")
+    use = ToolsConfig(use=("calculator", "python"))
+    with open_tasks(dataclasses.replace(config(*mixture), tools=use)) as tasks:
+        names = {name: [t.name for t in task.tools] for name, task in tasks.by_name.items()}
+        given = ["calculator", "python"]
+        assert names == {"sums": given, "own": given, "products": ["multiply"]}
+        session = tasks.by_name["own"].tools[1].start()
+        assert session.call({"code": "x = 6\nx * 7"}) == "42"
+        session.close()
