@@ -82,6 +82,8 @@ def get_config(variant: str = "") -> ConfigDict:
     config.tools.max_turns = 4  # of the assistant's in a rollout
     config.tools.max_seconds = 10.0  # of a call, wall clock
     config.tools.workers = 16  # calls at the same time
+    # Of a program in the sandbox, wall clock and CPU; below max_seconds it can tell what was wrong.
+    config.tools.program_seconds = 8.0
     config.tools.isolation = "strict"  # of untrusted code; weak: limits alone, on your own risk
     config.tools.sandbox_workers = 2  # programs at the same time
 

@@ -117,6 +117,7 @@ class ToolsConfig:
     max_turns: int = 4
     max_seconds: float = 10.0
     workers: int = 16
+    program_seconds: float = 8.0
     isolation: str = "strict"
     sandbox_workers: int = 2
 
@@ -320,7 +321,8 @@ def _validate(config: Config) -> None:
         run.samples_every_steps optimizer.learning_rate optimizer.critic_learning_rate
         optimizer.max_gradient_norm ppo.std_floor ppo.max_importance_weight adapter.alpha
         task.grader_workers task.grader_max_seconds task.max_grading_seconds tools.max_turns
-        tools.max_seconds tools.workers tools.sandbox_workers base.working_copy_share
+        tools.max_seconds tools.workers tools.program_seconds tools.sandbox_workers
+        base.working_copy_share
     """
     not_negative = """
         seed task.data_seed task.unseen_problems optimizer.warmup_steps optimizer.weight_decay

@@ -29,6 +29,7 @@ from orbit_jax.tasks.own_data import OwnData
 from orbit_jax.tasks.products import Products
 from orbit_jax.tasks.rewards import Rewards, matches, overlong
 from orbit_jax.tasks.sandbox import Sandbox
+from orbit_jax.tasks.sandbox_link import Limits
 from orbit_jax.tasks.sums import Sums
 from orbit_jax.tasks.task import Example, Score, Task, Turn
 
@@ -100,7 +101,7 @@ def open_tasks(config: Config) -> Iterator[Tasks]:
     Raises:
       ValueError: for a name that is no task, a file without it, or a task without examples.
     """
-    task = config.task
+    task, tools = config.task, config.tools
     if not task.mixture:
         raise ValueError(
             "config.task.mixture=(): name at least one task, such as 'products' or '2*sums'"
@@ -110,21 +111,22 @@ def open_tasks(config: Config) -> Iterator[Tasks]:
 
         @functools.cache
         def sandbox() -> Sandbox:
-            made = Sandbox(config.tools.sandbox_workers, isolation=config.tools.isolation)
+            limits = Limits(wall_seconds=tools.program_seconds, cpu_seconds=tools.program_seconds)
+            made = Sandbox(tools.sandbox_workers, limits, tools.isolation)
             return stack.enter_context(made)
 
         @functools.cache
         def grader() -> Grader:
             return stack.enter_context(Grader(task.grader_workers, task.grader_max_seconds))
 
-        tools = open_tools(config.tools.use, sandbox)
+        given = open_tools(tools.use, sandbox)
 
         def own_data(where: str) -> Task:
-            return OwnData(where, grader(), sandbox, task, tools)
+            return OwnData(where, grader(), sandbox, task, given)
 
         kinds = (task.unseen_problems, task.difficulties, task.unseen_difficulty, task.system)
         known = {
-            "sums": lambda: Sums(*size, *kinds, tools=tools),
+            "sums": lambda: Sums(*size, *kinds, tools=given),
             "products": lambda: Products(*size),
             "functions": lambda: Functions(sandbox(), task.partial_credit),
         }
