@@ -382,6 +382,13 @@ def _validate(config: Config) -> None:
         "use a temperature of at least 0.01",
     )
     require(
+        "python" not in config.tools.use or config.tools.workers <= config.tools.sandbox_workers,
+        "tools.workers",
+        f"with python in tools.use, calls would wait for one of the {config.tools.sandbox_workers} "
+        "programs that the sandbox runs at the same time, and be late: set it to at most "
+        "tools.sandbox_workers, or raise that to the cores there are",
+    )
+    require(
         config.ppo.micro_batches % config.ppo.minibatches == 0,
         "ppo.minibatches",
         f"must divide ppo.micro_batches={config.ppo.micro_batches}",

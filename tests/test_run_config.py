@@ -75,6 +75,8 @@ def test_whole_numbers_stand_for_floats_and_lists_for_tuples():
         ({"adapter": {"overrides": ["gate:2"]}}, "'gate:2' is not a weight with its rank"),
         ({"adapter": {"overrides": ["up_proj:2:x"]}}, "as 'experts.gate_proj:2' or"),
         ({"adapter": {"critic_targets": ["q_proj"]}}, "there is no critic with ppo.advantage="),
+        ({"tools": {"use": ["python"]}}, "workers=16: with python in tools.use"),
+        ({"reward": {"length_buffer": 45}}, "length_buffer=45: must be at most 44"),
         ({"mesh": {"data": 4, "processes": 3}}, "processes=3: must divide the 4 devices"),
         ({"mesh": {"data": 2, "processes": 2, "process": 2}}, "must be a number from 0 to 1"),
         ({"mesh": {"coordinator": "node1"}}, "node1': must be host:port of process 0"),

@@ -157,7 +157,7 @@ def test_tools_are_given_to_tasks_that_bring_none(tmp_path):
     rows = [{"prompt": f"{i}+1", "answer": str(i + 1)} for i in range(40)]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     mixture = ("sums", "products", f"data:{tmp_path / 'own.jsonl'}")
-    use = ToolsConfig(use=("calculator", "python"))
+    use = ToolsConfig(use=("calculator", "python"), workers=2)
     with open_tasks(dataclasses.replace(config(*mixture), tools=use)) as tasks:
         names = {name: [t.name for t in task.tools] for name, task in tasks.by_name.items()}
         given = ["calculator", "python"]
