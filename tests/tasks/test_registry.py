@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from orbit_jax.tasks.registry import load_task, open_tasks
 from orbit_jax.tasks.rewards import Sampled
 from orbit_jax.tasks.task import Score, Turn
 
+ROOT = Path(__file__).parents[2]
 OWN = """
 from orbit_jax.tasks.task import Example, Score
 
@@ -165,3 +167,15 @@ def test_tools_are_given_to_tasks_that_bring_none(tmp_path):
         session = tasks.by_name["own"].tools[1].start()
         assert session.call({"code": "x = 6\nx * 7"}) == "42"
         session.close()
+
+
+def test_the_example_of_a_task_of_ones_own_grades_by_nearness():
+    with open_tasks(config(f"{ROOT / 'experiments/own_task.py'}:Nearness")) as tasks:
+        task = tasks.by_name["nearness"]
+        assert len(task.examples("train")) + len(task.examples("heldout")) == 1000
+        assert not task.examples("unseen")
+        (example, *_) = task.examples("heldout")
+        texts = [rf"\boxed{{{int(example.answer) + off}}}" for off in (0, 1, -2)] + ["none"]
+        scores = [task.grade(example, [Turn("assistant", text)]) for text in texts]
+        assert [score.value for score in scores] == [1, 1 / 2, 1 / 3, 0]
+        assert scores[1].details == {"off_by": 1}
