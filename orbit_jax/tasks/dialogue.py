@@ -18,7 +18,8 @@ class UserSimulator(Protocol):
     def reply(self, example: Example, transcript: Transcript) -> str | None:
         """What the user says to a transcript that ends with the assistant; None to end it.
 
-        A function of its arguments, called from threads.
+        A function of its arguments, called from threads. One that raises, or is later than a tool
+        may be (`config.tools.max_seconds`), ends the dialogue.
         """
         ...
 
