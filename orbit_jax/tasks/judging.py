@@ -49,6 +49,8 @@ def judge(
         for example, transcript in zip(examples, transcripts, strict=True)
     ]
     graded = grade_all(calls, workers, max_seconds)
+    for row, why in dialogues.failed.items():
+        graded[row] = _failed(f"the user failed: {why}")
     tokens, stops = rollouts.sampled.sum(axis=1).tolist(), rollouts.stops
     return [
         _verdict(example, transcripts[i], rewards.score(graded[i], _said(transcripts[i], *last)))

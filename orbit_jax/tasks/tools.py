@@ -9,7 +9,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from orbit_jax.tasks.call_readers import ToolCall
 from orbit_jax.tasks.task import Tool, ToolSession
@@ -20,10 +20,25 @@ MAX_FAULT_CHARACTERS = 500  # of what an exception says
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a call gave: `text` for the model, and the `outcome` ok, error or timeout."""
+    """What a call gave: `text` for the model, and the `outcome` ok, error or timeout.
+
+    Of a user's reply it may be `over` as well.
+    """
 
     text: str
     outcome: str
+
+
+class Answering(Protocol):
+    """What calls are asked of, by one call at a time."""
+
+    def run(self, call: ToolCall) -> ToolResult:
+        """The result of a call, however long it takes; it raises nothing."""
+        ...
+
+    def drop(self, name: str) -> object:
+        """Gives up what a call of that name, which is late, is doing."""
+        ...
 
 
 class RolloutTools:
@@ -49,7 +64,7 @@ class RolloutTools:
             text = text.encode("utf-8", "replace").decode()
             return ToolResult(text, "error" if text.startswith(ERROR) else "ok")
         except BaseException as fault:  # a tool may raise anything; nothing of it ends the run
-            return ToolResult(ERROR + _tell(fault), "error")
+            return ToolResult(ERROR + tell_fault(fault), "error")
 
     def drop(self, name: str) -> threading.Thread | None:
         """Forgets a tool's session; returns the thread that closes it, if there is one."""
@@ -105,7 +120,7 @@ class ToolPool:
         """Turns that were submitted and not yet collected."""
         return len(self._keys)
 
-    def submit(self, key: Hashable, calls: Sequence[ToolCall], tools: RolloutTools) -> None:
+    def submit(self, key: Hashable, calls: Sequence[ToolCall], tools: Answering) -> None:
         """Starts the calls of a turn as soon as there is a worker, and returns at once.
 
         Raises:
@@ -149,7 +164,7 @@ class ToolPool:
                 attempt.timer.start()
                 thread.start()
             except RuntimeError as fault:  # the system gives no more threads
-                self._finish(attempt, ToolResult(ERROR + _tell(fault), "error"))
+                self._finish(attempt, ToolResult(ERROR + tell_fault(fault), "error"))
 
     def _work(self, attempt: "_Attempt") -> None:
         self._finish(attempt, attempt.turn.tools.run(attempt.call))
@@ -205,11 +220,20 @@ def run_tools(
     return results, pool.counts
 
 
+def tell_fault(fault: BaseException) -> str:
+    """What an exception says, at some length; even that may raise."""
+    try:
+        text = f"{type(fault).__name__}: {fault}"
+        return text.encode("utf-8", "replace").decode()[:MAX_FAULT_CHARACTERS]
+    except Exception:
+        return type(fault).__name__
+
+
 @dataclass
 class _Turn:
     key: Hashable
     calls: tuple[ToolCall, ...]
-    tools: RolloutTools
+    tools: Answering
     results: list[ToolResult] = field(default_factory=list)
 
 
@@ -261,12 +285,3 @@ def _close(session: ToolSession) -> None:
         session.close()
     except BaseException:  # nobody waits for what it gives
         return
-
-
-def _tell(fault: BaseException) -> str:
-    """What an exception says, at some length; even that may raise."""
-    try:
-        text = f"{type(fault).__name__}: {fault}"
-        return text.encode("utf-8", "replace").decode()[:MAX_FAULT_CHARACTERS]
-    except Exception:
-        return type(fault).__name__

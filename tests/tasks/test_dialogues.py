@@ -1,5 +1,6 @@
 """The conversations of a batch: who is answered, by what, and what is told of it."""
 
+import threading
 import time
 
 import pytest
@@ -39,8 +40,10 @@ def said(tokenizer: Tokenizer, text: str) -> list[int]:
     return [*tokenizer.encode(text), tokenizer.eos_ids[0]]
 
 
-def dialogues(rows: list[Asked], max_turns: int = 4, max_seconds: float = 5.0) -> Dialogues:
-    return Dialogues(rows, ToolPool(max_seconds, workers=4), max_turns)
+def dialogues(
+    rows: list[Asked], max_turns: int = 4, max_seconds: float = 5.0, workers: int = 5
+) -> Dialogues:
+    return Dialogues(rows, ToolPool(max_seconds, workers), max_turns)
 
 
 def test_a_product_of_three_takes_three_turns_and_earns_its_reward(tokenizer):
@@ -105,6 +108,24 @@ def test_a_late_tool_is_answered_for_and_nobody_waits_for_it(tokenizer):
         assert talk.counts()["tools/timeout"] == 1
 
 
+class Doing:
+    """A user who answers by a function of the transcript."""
+
+    def __init__(self, reply):
+        self._reply = reply
+
+    def reply(self, example, transcript):
+        return self._reply(transcript)
+
+
+def forever(*_):
+    threading.Event().wait()
+
+
+def fail(*_):
+    raise SystemExit("no more")
+
+
 def test_a_user_answers_turns_without_calls_until_content(tokenizer):
     row = asked(tokenizer, user=HigherLower())
     row = Asked(Example("n", "guess", "7"), row.messages, row.chat, row.user)
@@ -114,5 +135,55 @@ def test_a_user_answers_turns_without_calls_until_content(tokenizer):
         reply = talk.replies(wait=True)[0]
         assert tokenizer.decode(reply, keep_special=True) == "<|user|>higher<|assistant|>"
         ids += reply + said(tokenizer, "7")
-        assert not talk.ended(0, ids)
+        assert talk.ended(0, ids)
+        assert talk.replies(wait=True) == {0: []}
         assert [turn.text for turn in talk.transcript(0, ids)] == ["5", "higher", "7"]
+        counts = talk.counts()
+    assert (counts["users/ok"], counts["users/over"]) == (1, 1)
+    assert "tools/ok" not in counts
+
+
+def test_users_that_fail_or_are_late_end_their_dialogues_and_are_counted(tokenizer, caplog):
+    """A late word is not said later either: the row has ended."""
+    late = threading.Event()
+    users = [forever, fail, lambda _: late.wait() and "late", lambda _: 7, lambda _: "error: go on"]
+    rows = [asked(tokenizer, user=Doing(one)) for one in users]
+    with dialogues(rows, max_seconds=2.0) as talk:
+        began = time.monotonic()
+        for i, row in enumerate(rows):
+            assert talk.ended(i, row.prompt + said(tokenizer, "a"))
+        assert time.monotonic() - began < 2.0  # nobody is waited for where rows decode
+        found = {}
+        while len(found) < len(rows):
+            found |= talk.replies(wait=True)
+        assert time.monotonic() - began < 20
+        late.set()
+        assert tokenizer.decode(found.pop(4)) == "error: go on"
+        assert found == {row: [] for row in range(4)}
+        assert talk.replies(wait=False) == {}
+        counts = talk.counts()
+    told = {name: count for name, count in counts.items() if not name.startswith("turns")}
+    assert told == {"users/timeout": 2, "users/error": 2, "users/ok": 1}
+    assert talk.failed.keys() == {0, 1, 2, 3}
+    assert len(caplog.records) == 1
+    assert "its user failed: " in caplog.text
+
+
+def test_no_row_waits_for_the_user_of_another(tokenizer):
+    """Beside users who never answer are one who takes his time, a tool, and one who is quick."""
+    go = threading.Event()
+    users = [*[forever] * 3, lambda _: go.wait() and "b", lambda _: "c", forever]
+    rows = [asked(tokenizer, user=Doing(one)) for one in users]
+    with dialogues(rows, max_seconds=60.0, workers=6) as talk:
+        for i, row in enumerate(rows):
+            text = "<tool>2*3</tool>" if i == 5 else "a"
+            assert talk.ended(i, row.prompt + said(tokenizer, text))
+        first = {}
+        while len(first) < 2:
+            first |= talk.replies(wait=True)
+        assert {i: tokenizer.decode(ids) for i, ids in first.items()} == {
+            4: "c",
+            5: "<result>6</result>",
+        }
+        go.set()
+        assert talk.replies(wait=True).keys() == {3}

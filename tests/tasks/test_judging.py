@@ -3,11 +3,15 @@
 import functools
 import math
 import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from orbit_jax.tasks.judging import grade_all, measures, pass_rates
-from orbit_jax.tasks.task import Score
+from orbit_jax.tasks.judging import grade_all, judge, measures, pass_rates
+from orbit_jax.tasks.rewards import Rewards
+from orbit_jax.tasks.sums import Sums
+from orbit_jax.tasks.task import Example, Score, Turn
 
 
 def give(value):
@@ -47,6 +51,26 @@ def test_a_grader_that_never_returns_holds_nobody_up():
 
 def test_nothing_to_grade_is_no_scores():
     assert grade_all([], workers=2, max_seconds=1) == []
+
+
+def test_a_verdict_has_the_turns_and_a_failed_user_is_no_fault_of_the_model():
+    turns = {0: [Turn("assistant", "4")], 1: [Turn("assistant", "5"), Turn("user", "higher")]}
+    rows = [SimpleNamespace(example=Example("a", "2+2", "4", "sums"))] * 2
+    dialogues = SimpleNamespace(rows=rows, failed={1: "late"}, transcript=lambda row, _: turns[row])
+    rollouts = SimpleNamespace(
+        tokens=np.zeros((2, 8), np.int32),
+        lengths=np.array([5, 6]),
+        sampled=np.ones((2, 8), bool),
+        stops=["eos", "eos"],
+    )
+    right, failed = judge({"sums": Sums()}, Rewards(), dialogues, rollouts, 1, 60)
+    assert (right["reward"], right["outcome"]) == (1.0, "scored")
+    assert right["turns"] == [["assistant", "4"]]
+    assert (failed["outcome"], failed["details"]["error"]) == (
+        "infra_failure",
+        "the user failed: late",
+    )
+    assert failed["turns"] == [["assistant", "5"], ["user", "higher"]]
 
 
 def verdict(task, value, outcome="scored", **details):
