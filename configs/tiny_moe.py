@@ -32,9 +32,13 @@ def get_config(variant: str = "") -> ConfigDict:
 
     config.adapter = ConfigDict()
     config.adapter.initial = ""  # a PEFT folder to begin from; empty: a fresh adapter
-    config.adapter.rank = 16  # R of LoRA
+    config.adapter.method = "lora"  # or oft, a rotation of each weight's input
+    config.adapter.rank = 16  # R of LoRA; this and the next two mean nothing to oft
     config.adapter.alpha = 32.0  # the update is scaled by alpha / rank
     config.adapter.rank_stabilized = False  # alpha / sqrt(rank) instead (rsLoRA)
+    config.adapter.block_size = 32  # of oft, and the next two; divides each weight's input width
+    config.adapter.neumann_terms = 5  # of the rotation's series; 0: the exact rotation
+    config.adapter.block_share = False  # one block for all of a weight's input
     config.adapter.targets = (  # module names; this, all linear layers, means those of the base
         "q_proj",
         "k_proj",
@@ -49,7 +53,9 @@ def get_config(variant: str = "") -> ConfigDict:
         "down_proj",
     )
     config.adapter.overrides = ()  # own ranks, and alphas: experts.gate_proj:2, experts.up_proj:2:4
+    # of oft own block sizes: experts.gate_proj:8
     config.adapter.experts = "each"  # has factors of its own; or share the outer ones, or all
+    # of oft: outer is one rotation for gate and one for up, down has one an expert
     config.adapter.critic_targets = ()  # of the critic; empty: those of the policy
 
     config.task = ConfigDict()

@@ -2,10 +2,12 @@
 
     python experiments/expert_adapters.py --seeds 0 1
     python experiments/expert_adapters.py --steps 20 --arms none each:2 outer:8
+    python experiments/expert_adapters.py --arms oft-each:8 oft-all:32 --rate 2e-3
 
 An arm is what experts share, and a rank: `each:16` gives every expert factors of its own, `outer:8`
 shares a layer's factors on the side of the residual stream, `all:16` shares both, `none` leaves the
-experts as they are. Each is trained by `ppo_math.run` on the shipped base twice: beside factors of
+experts as they are. `oft-each:8` has rotations in blocks of 8 instead, beside such in blocks of
+32 on attention. Each is trained by `ppo_math.run` on the shipped base twice: beside factors of
 rank 16 on attention, which learn the task by themselves, and alone, which tells the arms apart. The
 mean reward over all steps says how fast it learnt. Held-out rates, rewards and sizes go to
 `expert_adapters.json` in --out.
@@ -26,27 +28,38 @@ from rich.table import Table
 
 from orbit_jax import startup
 from orbit_jax.checkpoint.rehearsal import abstract_base
-from orbit_jax.config import AdapterConfig, Config, EvaluationConfig, RunConfig
+from orbit_jax.config import (
+    AdapterConfig,
+    Config,
+    EvaluationConfig,
+    OptimizerConfig,
+    RunConfig,
+)
 from orbit_jax.rl.train_state import trained_parameters
 
 ARMS = ("none", "each:1", "each:2", "each:16", "outer:8", "outer:16", "all:16")
+RATES = {"lora": OptimizerConfig().learning_rate, "oft": 2e-3}  # of learning
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 EXPERTS = ("gate_proj", "up_proj", "down_proj")
 LARGE = "configs/models/kimi_k2"
 STORED = 4 + 8  # bytes of a trained parameter: f32, and Adam's moments
 SHOWN = ("heldout_pass_after", "reward_mean", "reward_last")
+OFT = "oft-"  # before the arms of it
 
 
 def adapter(arm: str, beside: tuple[str, ...] = ()) -> AdapterConfig:
-    """The adapter of an arm, and rank 16 on the weights beside the experts."""
+    """The adapter of an arm, and rank 16 or blocks of 32 on the weights beside the experts."""
+    method = "oft" if arm.startswith(OFT) else "lora"
+    arm = arm.removeprefix(OFT)
     if arm == "none":
-        return AdapterConfig(targets=beside)
-    shared, rank = arm.split(":")
+        return AdapterConfig(method=method, targets=beside)
+    shared, size = arm.split(":")
     experts = tuple(f"experts.{name}" for name in EXPERTS)
     return AdapterConfig(
+        method=method,
         targets=(*beside, *experts),
-        overrides=tuple(f"{name}:{rank}" for name in experts),
+        overrides=tuple(f"{name}:{size}" for name in experts),
         experts=shared,
     )
 
@@ -69,6 +82,7 @@ def train(arguments: argparse.Namespace, chosen: AdapterConfig) -> dict[str, lis
             seed=seed,
             steps=arguments.steps,
             adapter=chosen,
+            optimizer=OptimizerConfig(learning_rate=rate(arguments, chosen)),
             evaluation=EvaluationConfig(every_steps=1000),
             run=RunConfig(root=str(arguments.root)),
         )
@@ -83,13 +97,19 @@ def train(arguments: argparse.Namespace, chosen: AdapterConfig) -> dict[str, lis
     return {"trained": trained} | {name: [one[name] for one in found] for name in SHOWN}
 
 
+def rate(arguments: argparse.Namespace, chosen: AdapterConfig) -> float:
+    """The learning rate that is asked for, or that of the method."""
+    return arguments.rate or RATES[chosen.method]
+
+
 def main() -> int:
     arguments = _arguments()
     rows = []
     for arm in arguments.arms:
         large = parameters_of_the_large_model(arm)
-        row = {"arm": arm, "beside_attention": train(arguments, adapter(arm, ATTENTION))}
-        if arm != "none":
+        row = {"arm": arm, "learning_rate": rate(arguments, adapter(arm))}
+        row["beside_attention"] = train(arguments, adapter(arm, ATTENTION))
+        if not arm.endswith("none"):
             row["alone"] = train(arguments, adapter(arm))
         rows.append(row | {"trained_kimi_k2": large, "stored_gb_kimi_k2": STORED * large / 1e9})
         arguments.out.mkdir(parents=True, exist_ok=True)
@@ -121,7 +141,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--arms", nargs="+", type=_arm, default=ARMS, help="as each:2, or none")
+    parser.add_argument(
+        "--arms", nargs="+", type=_arm, default=ARMS, help="as each:2, oft-each:8, none or oft-none"
+    )
+    parser.add_argument("--rate", type=float, default=0.0, help="of learning; 0: the method's own")
     parser.add_argument(
         "--seeds", nargs="+", type=int, default=[0], help="a run of each arm for each"
     )
@@ -130,15 +153,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--root", type=Path, default=Path("runs"), help="of the run folders")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="of expert_adapters.json")
     arguments = parser.parse_args()
-    if arguments.steps < 1 or min(arguments.seeds) < 0:
-        parser.error("--steps must be at least 1, --seeds at least 0")
+    if arguments.steps < 1 or min(arguments.seeds) < 0 or arguments.rate < 0:
+        parser.error("--steps must be at least 1, --seeds and --rate at least 0")
     return arguments
 
 
 def _arm(text: str) -> str:
-    if text != "none" and not re.fullmatch("(each|outer|all):[1-9][0-9]?", text):
+    if not re.fullmatch(f"({OFT})?(none|(each|outer|all):[1-9][0-9]?)", text):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no arm: give each, outer or all with a rank, as each:2, or none"
+            f"{text!r} is no arm: give each, outer or all with a rank, as each:2, or none; with "
+            "oft- before it, and the size of blocks, it is a rotation"
         )
     return text
 

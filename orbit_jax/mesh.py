@@ -26,7 +26,7 @@ from jax.sharding import (
 )
 
 from orbit_jax import processes
-from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter, is_named
+from orbit_jax.adapters.adapter import Adapter, Method, is_named
 from orbit_jax.exchange import as_axes
 from orbit_jax.model.attention import Cache
 from orbit_jax.model.config import MeshShape, ModelConfig
@@ -149,12 +149,11 @@ def adapter_specs(adapter: Adapter | None) -> Adapter | None:
     if adapter is None:
         return None
 
-    def walk(tree: dict, path: tuple[str, ...]) -> dict:
-        if path and path[-1] in LINEAR_LAYERS:
-            return adapter.method_at(*path).partition(weight_spec(path))
-        return {name: walk(below, (*path, name)) for name, below in tree.items()}
+    def one(path: tuple[str, ...], method: Method, params: dict) -> dict:
+        specs = method.partition(weight_spec(path))
+        return {name: specs[name] for name in params}
 
-    return adapter.replace(params={"layers": [walk(s, ()) for s in adapter.params["layers"]]})
+    return adapter.each(one)
 
 
 def stored_specs(shape: MeshShape, adapter: Adapter | None) -> Adapter | None:
@@ -184,7 +183,16 @@ def gathered(config: ModelConfig, adapter: Adapter, dtype: jnp.dtype) -> Adapter
     """Inside a jit: an adapter as layers read it in `dtype`, out of the parts that are stored."""
     # Without the first constraint it would be gathered in f32, and cast then.
     parts = constrain(config, adapter.cast(dtype), stored_specs(config.mesh, adapter))
-    return constrain(config, parts, adapter_specs(adapter))
+    whole = constrain(config, parts, adapter_specs(adapter))
+
+    def ready(whole: Adapter) -> Adapter:
+        # Layer by layer, in the shapes of training: equal bits may depend on them.
+        return whole.prepared(over=lax.map).cast(dtype)
+
+    if config.mesh.size > 1:
+        after = adapter_specs(jax.eval_shape(ready, whole))
+        ready = per_device(ready, config, (adapter_specs(whole),), after)
+    return ready(whole)
 
 
 def cache_specs(cache: Cache | None) -> Cache | None:

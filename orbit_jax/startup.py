@@ -16,6 +16,7 @@ import psutil
 from orbit_jax import compile as compiler
 from orbit_jax import mesh, processes
 from orbit_jax.adapters.adapter import Adapter, attach, fingerprint, is_named
+from orbit_jax.adapters.lora import LoRA
 from orbit_jax.checkpoint.base import base_bytes
 from orbit_jax.checkpoint.peft import load_adapter
 from orbit_jax.checkpoint.placing import Placement
@@ -123,7 +124,9 @@ def require_fit(config: Config, model: ModelConfig) -> None:
     """
     mesh.validate(model)
     adapter = config.adapter
-    if max([adapter.rank, *(m.rank for _, m in adapter.overriding)]) > model.hidden_size:
+    methods = [adapter.common, *(method for _, method in adapter.overriding)]
+    ranks = [method.rank for method in methods if isinstance(method, LoRA)]
+    if max(ranks, default=0) > model.hidden_size:
         raise ValueError(
             f"config.adapter.rank={adapter.rank}, overrides={adapter.overrides}: ranks must be at "
             f"most the model's width, {model.hidden_size}"
@@ -180,7 +183,7 @@ def initial_state(
     adapter, reference = config.adapter, None
     keys = jax.random.split(jax.random.key(config.seed))
     if policy is None:
-        policy = attach(adapter.method, keys[0], base, adapter.targets, adapter.overriding)
+        policy = attach(adapter.common, keys[0], base, adapter.targets, adapter.overriding)
     elif config.ppo.kl != "off":
         reference = policy
     critic = None
@@ -235,7 +238,7 @@ def _critic_adapter(config: Config, key: jax.Array, base: dict) -> Adapter:
         if any(is_named(name, t.split(".")) or is_named(t, name.split(".")) for t in targets)
     )
     try:
-        return attach(adapter.method, key, base, targets, overrides)
+        return attach(adapter.common, key, base, targets, overrides)
     except ValueError as error:
         raise ValueError(f"config.adapter.critic_targets={targets}: {error}") from None
 

@@ -48,7 +48,7 @@ def test_a_recipe_has_the_published_size_and_trains_as_many_parameters_as_it_say
 
     adapter = config.adapter
     policy = jax.eval_shape(
-        lambda key: attach(adapter.method, key, base, adapter.targets, adapter.overriding),
+        lambda key: attach(adapter.common, key, base, adapter.targets, adapter.overriding),
         jax.random.key(0),
     )
     trained = sum(leaf.size for leaf in jax.tree.leaves(policy.params))

@@ -2,6 +2,7 @@
 
 import importlib.util
 
+import jax
 import pytest
 
 from configs import smollm2_math, tiny_moe
@@ -74,6 +75,12 @@ def test_whole_numbers_stand_for_floats_and_lists_for_tuples():
         ({"adapter": {"overrides": ["up_proj:0"]}}, "'up_proj:0' is not a weight with its rank"),
         ({"adapter": {"overrides": ["gate:2"]}}, "'gate:2' is not a weight with its rank"),
         ({"adapter": {"overrides": ["up_proj:2:x"]}}, "as 'experts.gate_proj:2' or"),
+        ({"adapter": {"method": "dora"}}, r"adapter.method='dora': use one of \('lora', 'oft'\)"),
+        ({"adapter": {"block_size": 1}}, "adapter.block_size=1: a rotation needs at least 2"),
+        ({"adapter": {"neumann_terms": 3}}, "neumann_terms=3: use at least 4, or 0 for the exact"),
+        ({"adapter": {"neumann_terms": -1}}, "neumann_terms=-1: use at least 4"),
+        ({"adapter": {"method": "oft", "overrides": ["up_proj:8:2"]}}, "weight with its block siz"),
+        ({"adapter": {"method": "oft", "overrides": ["up_proj:1"]}}, "block size from 2 on"),
         ({"adapter": {"critic_targets": ["q_proj"]}}, "there is no critic with ppo.advantage="),
         ({"tools": {"use": ["python"]}}, "workers=16: with python in tools.use"),
         ({"reward": {"length_buffer": 45}}, "length_buffer=45: must be at most 44"),
@@ -95,5 +102,31 @@ def test_an_override_keeps_the_scale_unless_it_has_an_alpha(rank_stabilized: boo
     adapter = from_config_dict({"adapter": given}).adapter
     (first, kept), (second, own) = adapter.overriding
     assert (first, kept.rank, second) == ("experts.up_proj", 2, "down_proj")
-    assert kept.scale == pytest.approx(adapter.method.scale)
+    assert kept.scale == pytest.approx(adapter.common.scale)
     assert own == LoRA(8, 4.5, rank_stabilized)
+
+
+@pytest.mark.parametrize(
+    ("experts", "shared"), [("each", {}), ("outer", {"gate_proj", "up_proj"}), ("all", None)]
+)
+def test_a_rotation_is_shared_where_it_is_on_the_side_of_the_stream(experts, shared):
+    weights = {"gate_proj", "up_proj", "down_proj"}
+    given = {"method": "oft", "experts": experts, "neumann_terms": 0, "block_share": True}
+    adapter = from_config_dict({"adapter": given | {"overrides": ["experts.up_proj:8"]}}).adapter
+    methods = dict(adapter.overriding)
+    lead = {
+        name: jax.eval_shape(
+            lambda name=name: methods.get(f"experts.{name}", adapter.common).init(
+                jax.random.key(0), (2, 5, 32, 64)
+            )
+        )["skew"].shape
+        for name in weights
+    }
+    found = {name for name, shape in lead.items() if shape[1] == 1}
+    assert found == (weights if shared is None else set(shared))
+    assert {name: shape[-1] for name, shape in lead.items()} == {
+        "gate_proj": 496,
+        "up_proj": 28,
+        "down_proj": 496,
+    }
+    assert all(m.neumann_terms == 0 and m.block_share for m in methods.values())

@@ -1,13 +1,13 @@
 """What an adapter is, and where it attaches.
 
-A method (`LoRA`, a rotation, yours) is a small frozen record of pure functions over the parameters
+A method (`LoRA`, `OFT`, yours) is a small frozen record of pure functions over the parameters
 at ONE weight. The model knows only `input_side` and `output_side`; neither `quant/` nor `model/`
 changes for a new method. The parameters form a tree shaped like the base, with leaves only where
 the targets say.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -35,7 +35,13 @@ LINEAR_LAYERS = (
 
 @runtime_checkable
 class Method(Protocol):
-    """Pure functions over the parameters at one weight `[..., out, in]`. Hashable by value."""
+    """Pure functions over the parameters at one weight `[..., out, in]`. Hashable by value.
+
+    Two more are there where a method needs them. `prepare(params)` turns what is stored into what
+    `input_side` and `output_side` read, both in f32: a sampler does so once, training once a layer.
+    `output_side_transposed(params, x, y)` is `output_side` of the transposed weight, for
+    `kv_b_proj` (see `model/latent.py`).
+    """
 
     def init(self, key: jax.Array, shape: tuple[int, ...]) -> Params:
         """f32 parameters for a weight of that shape; the adapted weight must equal the base's."""
@@ -58,7 +64,7 @@ class Method(Protocol):
         ...
 
     def partition(self, spec: PartitionSpec) -> dict[str, PartitionSpec]:
-        """How the parameters are sharded when the weight is sharded by `spec`."""
+        """How parameters, stored and prepared, are sharded when the weight is by `spec`."""
         ...
 
 
@@ -73,12 +79,14 @@ class Adapter:
       overrides: static; `(target, method)`, targets matched as those of `attach`; of several that
         match a weight the last one counts.
       path: static; the module path inside a layer that `params` is rooted at.
+      ready: static; whether `params` are what layers read, not what is stored.
     """
 
     params: dict
     method: Method = struct.field(pytree_node=False)
     overrides: tuple[tuple[str, Method], ...] = struct.field(pytree_node=False, default=())
     path: tuple[str, ...] = struct.field(pytree_node=False, default=())
+    ready: bool = struct.field(pytree_node=False, default=False)
 
     def below(self, *names: str) -> "Adapter | None":
         """The part under a module name, or None where nothing is attached."""
@@ -94,9 +102,36 @@ class Adapter:
         """In words what the parameters alone do not say: ranks, scales and exceptions."""
         return "; ".join([str(self.method), *(f"{name}: {m}" for name, m in self.overrides)])
 
+    def each(self, fn: Callable[[tuple[str, ...], Method, Params], Params]) -> "Adapter":
+        """`fn(module path, method, parameters)` in place of the parameters at each weight."""
+
+        def walk(tree: dict | list, path: tuple[str, ...]) -> dict | list:
+            if isinstance(tree, list):
+                return [walk(stack, path) for stack in tree]
+            if path and path[-1] in LINEAR_LAYERS:
+                return fn(path, self.method_at(*path[len(self.path) :]), tree)
+            return {name: walk(below, (*path, name)) for name, below in tree.items()}
+
+        return self.replace(params=walk(self.params, self.path))
+
+    def prepared(self, over: Callable = lambda prepare, params: prepare(params)) -> "Adapter":
+        """What layers read of it, in f32; `over(prepare, params)` says how each is prepared."""
+        if self.ready:
+            return self
+
+        def one(path: tuple[str, ...], method: Method, params: Params) -> Params:
+            return over(method.prepare, params) if hasattr(method, "prepare") else params
+
+        return self.each(one).replace(ready=True)
+
     def cast(self, dtype: jnp.dtype) -> "Adapter":
-        """The copy that the forward pass sees, made once for a whole decoding loop."""
-        return self.replace(params=jax.tree.map(lambda p: p.astype(dtype), self.params))
+        """In the compute dtype, as a forward pass sees it; f32 where it is still to be prepared."""
+
+        def one(path: tuple[str, ...], method: Method, params: Params) -> Params:
+            waits = hasattr(method, "prepare") and not self.ready
+            return params if waits else jax.tree.map(lambda p: p.astype(dtype), params)
+
+        return self.each(one)
 
 
 def method_of(
@@ -152,7 +187,10 @@ def attach(
                 unused.difference_update(hits)
                 nonlocal key
                 key, here_key = jax.random.split(key)
-                out[name] = method_of(here, method, overrides).init(here_key, node.shape)
+                try:
+                    out[name] = method_of(here, method, overrides).init(here_key, node.shape)
+                except ValueError as error:
+                    raise ValueError(f"the adapter of {'.'.join(here)}: {error}") from None
                 unused_overrides.difference_update(t for t, _ in overrides if is_named(t, here))
         return out
 

@@ -5,26 +5,28 @@ from dataclasses import dataclass
 
 import jax
 
-from orbit_jax.adapters.adapter import at, attach
+from orbit_jax.adapters.adapter import Adapter, at, attach
 from orbit_jax.adapters.lora import LoRA
+from orbit_jax.adapters.oft import OFT
 
-COPY_BYTES = 2  # a parameter's bf16 copy, which the forward pass reads
+COPY_BYTES = 2  # of each bf16 number that the forward pass reads
 STATE_BYTES = 12  # its f32 master and the optimiser's two f32 moments
 
 
 @dataclass(frozen=True)
 class AdaptedWeight:
-    """LoRA on the weights of one name, in all layers.
+    """An adapter on the weights of one name, in all layers.
 
     Attributes:
       name: module path in a layer.
-      count: matrices that have a pair of their own.
-      parameters: of all pairs.
+      count: matrices that it is on.
+      size: the rank of LoRA, the block size of OFT.
+      copy_bytes: of what the forward pass reads, which OFT makes of its parameters.
     """
 
     name: str
     count: int
-    rank: int
+    size: int
     parameters: int
     copy_bytes: int
     state_bytes: int
@@ -40,7 +42,7 @@ class Footprint:
     state_bytes: int
 
 
-def footprint(method: LoRA, base: dict, targets: tuple[str, ...]) -> Footprint:
+def footprint(method: LoRA | OFT, base: dict, targets: tuple[str, ...]) -> Footprint:
     """What `attach` would do, without doing it.
 
     Args:
@@ -50,17 +52,21 @@ def footprint(method: LoRA, base: dict, targets: tuple[str, ...]) -> Footprint:
       ValueError: as `attach`.
     """
     adapter = jax.eval_shape(lambda key: attach(method, key, base, targets), jax.random.key(0))
-    counts: dict[str, list[int]] = {}  # of matrices and of parameters
-    for stack, params in zip(base["layers"], adapter.params["layers"], strict=True):
+    ready = jax.eval_shape(Adapter.prepared, adapter)
+    counts: dict[str, list[int]] = {}  # of matrices, of parameters and of what is made of them
+    layers = zip(base["layers"], adapter.params["layers"], ready.params["layers"], strict=True)
+    for stack, params, read in layers:
         for path, weight in jax.tree_util.tree_leaves_with_path(stack):
             names = [key.key for key in path]
-            if pair := at(params, *names):
-                found = counts.setdefault(".".join(names), [0, 0])
+            if stored := at(params, *names):
+                found = counts.setdefault(".".join(names), [0, 0, 0])
                 found[0] += math.prod(weight.shape[:-2])
-                found[1] += sum(part.size for part in pair.values())
+                found[1] += sum(part.size for part in stored.values())
+                found[2] += sum(part.size for part in at(read, *names).values())
+    size = method.rank if isinstance(method, LoRA) else method.block_size
     weights = tuple(
-        AdaptedWeight(name, count, method.rank, size, COPY_BYTES * size, STATE_BYTES * size)
-        for name, (count, size) in counts.items()
+        AdaptedWeight(name, count, size, trained, COPY_BYTES * made, STATE_BYTES * trained)
+        for name, (count, trained, made) in counts.items()
     )
-    total = sum(weight.parameters for weight in weights)
-    return Footprint(weights, total, COPY_BYTES * total, STATE_BYTES * total)
+    fields = ("parameters", "copy_bytes", "state_bytes")
+    return Footprint(weights, *(sum(getattr(w, field) for w in weights) for field in fields))

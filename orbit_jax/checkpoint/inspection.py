@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from orbit_jax.adapters.adapter import LINEAR_LAYERS
 from orbit_jax.adapters.footprint import Footprint, footprint
 from orbit_jax.adapters.lora import LoRA
+from orbit_jax.adapters.oft import OFT
 from orbit_jax.checkpoint import gguf, gguf_config, huggingface
 from orbit_jax.checkpoint.common import few
 from orbit_jax.checkpoint.config_words import describe
@@ -97,7 +98,7 @@ class Inspection:
 
 
 def inspect(
-    path: str | Path, method: LoRA | None = None, targets: tuple[str, ...] = LINEAR_LAYERS
+    path: str | Path, method: LoRA | OFT | None = None, targets: tuple[str, ...] = LINEAR_LAYERS
 ) -> Inspection:
     """Reads the headers of a Hugging Face folder or a GGUF file.
 
@@ -209,11 +210,11 @@ def _tokenizer(path: Path, config: ModelConfig | None) -> TokenizerFacts:
     )
 
 
-def _with_adapter(found: Inspection, method: LoRA, targets: tuple[str, ...]) -> Inspection:
+def _with_adapter(found: Inspection, method: LoRA | OFT, targets: tuple[str, ...]) -> Inspection:
     if found.config is None:
         return found
     width = found.config.hidden_size
-    if method.rank > width:
+    if isinstance(method, LoRA) and method.rank > width:
         sentence = f"adapter.rank={method.rank} exceeds the model's width {width}: lower it"
         return dataclasses.replace(found, adapter_refusal=sentence)
     tree = weights(found.config)

@@ -70,7 +70,7 @@ def save_merged(
     for i, (leaf, method, params) in enumerate(leaves):
         for index, weight in _weights(contents, leaf):
             target = _place(leaf, index, tensors)
-            update = jax.tree.map(lambda p, index=index: p[index], params)
+            update = jax.tree.map(lambda p, index=index: _own(p, index), params)
             target[...] = merge(weight, update, method=method, dtype=target.dtype)
         tell(i + 1, len(leaves))
     text = json.dumps(hf, indent=2, sort_keys=True)
@@ -115,6 +115,12 @@ def _weights(contents: Contents, leaf: Leaf) -> Iterator[tuple[tuple[int, ...], 
     for index, parts in itertools.groupby(found, lambda piece: piece[0][:depth]):
         parts = [piece for _, piece, _ in parts]  # of rows, where a plain weight is large
         yield index, parts[0] if len(parts) == 1 else jax.tree.map(_stacked, *parts)
+
+
+def _own(params: np.ndarray, index: tuple[int, ...]) -> np.ndarray:
+    """A weight's own part of the parameters of a stack; experts may share one."""
+    layer, *expert = index
+    return params[layer, *(e if params.shape[1] > 1 else 0 for e in expert)]
 
 
 def _stacked(*parts: np.ndarray) -> np.ndarray:

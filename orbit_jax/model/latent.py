@@ -59,25 +59,32 @@ def _through_kv_b(
 ) -> jax.Array:
     """`x[N, H, in]` through each head's rows of `kv_b_proj`, with what is attached to it."""
     attached = module.adapter.below("kv_b_proj") if module.adapter else None
-    y = matmul_heads(x, module.weights["kv_b_proj"], (module.layer,), rows, transposed=transposed)
+    weight, index = module.weights["kv_b_proj"], (module.layer,)
     if attached is None:
-        return round_to(y, x.dtype)
+        return round_to(matmul_heads(x, weight, index, rows, transposed=transposed), x.dtype)
     method, params = attached.method_at(), attached.cast(x.dtype).params
     if not hasattr(method, "output_side_transposed"):
         raise ValueError(
             f"adapter.targets: kv_b_proj cannot be adapted by {type(method).__name__}, its "
             "transpose is needed: leave it out"
         )
-    heads = x.shape[1]
+    n, heads = x.shape[:2]
+    # Heads read one input each, with the same parameters: they are rows like others.
+    read = x if transposed else method.input_side(params, x.reshape(n * heads, -1)).reshape(x.shape)
+    y = matmul_heads(read, weight, index, rows, transposed=transposed)
+    apply = method.output_side_transposed if transposed else method.output_side
     follows = {  # whether a parameter has a part for each row of the weight
-        name: "out" in spec for name, spec in method.partition(PartitionSpec("out", None)).items()
+        name: "out" in spec
+        for name, spec in method.partition(PartitionSpec("out", None)).items()
+        if name in params
     }
+    if not any(follows.values()):
+        y = apply(params, x.reshape(n * heads, -1), y.reshape(n * heads, -1)).reshape(y.shape)
+        return round_to(y, x.dtype)
     own = {
         name: p.reshape(heads, -1, *p.shape[1:])[:, rows[0] : rows[1]] if follows[name] else p
         for name, p in params.items()
     }
     axes = {name: 0 if follows[name] else None for name in own}
-
-    apply = method.output_side_transposed if transposed else method.output_side
     y = jax.vmap(apply, (axes, 0, 0))(own, swap_leading(x), swap_leading(y))
     return round_to(swap_leading(y), x.dtype)

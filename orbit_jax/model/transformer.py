@@ -39,7 +39,8 @@ def apply(
       config: static.
       base: the frozen weights (see `checkpoint/huggingface.py` for the tree).
       adapter: None is the base itself. On a mesh as `mesh.adapter_specs` says, or without a cache,
-        in training, in the parts that are stored.
+        in training, in the parts that are stored. Each layer prepares its own part unless that was
+        done before.
       stream: tokens with rows and positions; with more than one data shard, part i of the stream
         holds only rows of shard i, and with a cache only those of device i.
       cache: keys and values of earlier tokens, extended in place; None in training, where the
@@ -126,6 +127,7 @@ def _layer(
     (hidden, cache), (layer, adapter), shape = carry, xs, config.mesh
     if adapter is not None and shape.size > 1:
         adapter = exchange.gather_adapter(adapter, *specs)
+    adapter = adapter and adapter.prepared()
     block = Module(config, weights, layer, adapter)
     attention, mlp = block.below("self_attn"), block.below("mlp")
     dtype = jnp.dtype(config.compute_dtype)

@@ -80,8 +80,10 @@ def largest(
             range(64, longest + 1, 64),
         ),
         ("rollouts of a micro-batch", config.rows // ppo.micro_batches, micro_batch, divisors),
-        ("adapter.rank", config.adapter.rank, rank, range(1, _HIGHEST_RANK + 1)),
     )
+    if config.adapter.method == "lora":  # block sizes must divide widths, and are chosen by them
+        ranks = range(1, _HIGHEST_RANK + 1)
+        searches += (("adapter.rank", config.adapter.rank, rank, ranks),)
 
     def best(change: Callable[[int], Config], values: Sequence[int]) -> int:
         first_that_does_not = bisect.bisect_left(

@@ -12,6 +12,7 @@ from rotation import Rotation
 
 from orbit_jax.adapters.adapter import LINEAR_LAYERS, Method, attach, fingerprint, merge
 from orbit_jax.adapters.lora import LoRA
+from orbit_jax.adapters.oft import OFT
 from orbit_jax.model.layers import Module, linear
 from orbit_jax.model.moe import moe
 from orbit_jax.quant.qtensor import QTensor, dequantize
@@ -117,7 +118,10 @@ def test_the_scale_is_alpha_over_rank():
     np.testing.assert_array_equal(out, [[100 + 2 * 11, 200 + 2 * 110, 300]])
 
 
-@pytest.mark.parametrize("method", [LoRA(3, 6.0), Rotation()])
+@pytest.mark.parametrize(
+    "method",
+    [LoRA(3, 6.0), Rotation(), OFT(4), OFT(2, block_share=True), OFT(4, shared="a")],
+)
 def test_count_is_the_number_of_parameters(method):
     shape = (2, 5, 12, 8)
     params = jax.eval_shape(lambda: method.init(jax.random.key(0), shape))
@@ -125,8 +129,9 @@ def test_count_is_the_number_of_parameters(method):
     assert isinstance(method, Method)
 
 
-def test_a_fresh_adapter_is_the_base_bit_for_bit():
-    fresh = jax.jit(lambda base: attach(LoRA(8, 16.0), jax.random.key(1), base))(base())
+@pytest.mark.parametrize("method", [LoRA(8, 16.0), OFT(8)])
+def test_a_fresh_adapter_is_the_base_bit_for_bit(method):
+    fresh = jax.jit(lambda base: attach(method, jax.random.key(1), base))(base())
     assert all(p.dtype == jnp.float32 for p in jax.tree.leaves(fresh.params))
     np.testing.assert_array_equal(logprobs(fresh), logprobs(None))
 
@@ -172,7 +177,7 @@ def test_the_gradient_equals_the_one_through_dequantised_weights():
         assert np.abs(ours - reference).max() <= 2**-7 * np.abs(reference).max()
 
 
-@pytest.mark.parametrize("method", [LoRA(4, 8.0), Rotation()])
+@pytest.mark.parametrize("method", [LoRA(4, 8.0), Rotation(), OFT(16)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 2**-6)])
 def test_a_merged_weight_does_what_the_adapter_does(method, dtype, tolerance):
     adapter = toy.make_adapter(base(), method, ("o_proj",))
@@ -183,7 +188,7 @@ def test_a_merged_weight_does_what_the_adapter_does(method, dtype, tolerance):
 
     @jax.jit
     def both(x, packed, here):
-        adapted = linear(x, packed, (1,), here.below("self_attn"), "o_proj")
+        adapted = linear(x, packed, (1,), here.prepared().below("self_attn"), "o_proj")
         weight = dequantize(packed, jnp.float32)[1]
         merged = method.merge(here.params["self_attn"]["o_proj"], weight).astype(dtype)
         return adapted, linear(x, merged[None], (0,), None, ""), linear(x, packed, (1,), None, "")

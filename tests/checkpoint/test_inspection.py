@@ -5,11 +5,13 @@ import shutil
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from orbit_jax.adapters.adapter import attach
 from orbit_jax.adapters.lora import LoRA
+from orbit_jax.adapters.oft import OFT
 from orbit_jax.checkpoint.base import base_bytes, load_base
 from orbit_jax.checkpoint.inspection import Inspection, inspect
 from orbit_jax.checkpoint.language_tensors import unread_part
@@ -119,16 +121,20 @@ def test_further_layers_scales_and_other_senses_are_parts(name: str, part: str):
     assert unread_part(name) == part
 
 
-def test_an_adapter_takes_what_it_takes_when_attached():
-    method, targets = LoRA(4, 8.0), ("q_proj", "experts.down_proj")
+@pytest.mark.parametrize("method", [LoRA(4, 8.0), OFT(4), OFT(16, shared="a")])
+def test_an_adapter_takes_what_it_takes_when_attached(method):
+    targets = ("q_proj", "experts.down_proj")
     found = inspect(TINY, method, targets)
     _, base = load_base(TINY)
-    params = jax.tree.leaves(attach(method, jax.random.key(0), base, targets).params)
+    adapter = jax.jit(lambda: attach(method, jax.random.key(0), base, targets))()
+    params = jax.tree.leaves(adapter.params)
+    copy = jax.tree.leaves(jax.jit(lambda a: a.prepared().cast(jnp.bfloat16))(adapter).params)
     assert found.adapter.parameters == sum(p.size for p in params)
-    assert found.adapter.copy_bytes == 2 * found.adapter.parameters
+    assert found.adapter.copy_bytes == sum(p.nbytes for p in copy)
     assert found.adapter.state_bytes == sum(3 * p.nbytes for p in params)
-    counts = {weight.name: (weight.count, weight.rank) for weight in found.adapter.weights}
-    assert counts == {"self_attn.q_proj": (3, 4), "mlp.experts.down_proj": (24, 4)}
+    counts = {weight.name: (weight.count, weight.size) for weight in found.adapter.weights}
+    size = method.rank if isinstance(method, LoRA) else method.block_size
+    assert counts == {"self_attn.q_proj": (3, size), "mlp.experts.down_proj": (24, size)}
     assert {"mlp.gate", "embed_tokens", "mlp.experts.up_proj"} <= set(found.left_alone)
     assert "self_attn.q_proj" not in found.left_alone
 

@@ -14,11 +14,13 @@ import toy
 
 from orbit_jax.adapters.adapter import Adapter, merge
 from orbit_jax.adapters.lora import LoRA
+from orbit_jax.adapters.oft import OFT
 from orbit_jax.checkpoint.base import load_base, read_config
 from orbit_jax.checkpoint.layout import layout
 from orbit_jax.checkpoint.safetensors_io import open_checkpoint, open_file
 from orbit_jax.checkpoint.write_huggingface import save_base
 from orbit_jax.checkpoint.write_merged import save_merged
+from orbit_jax.model.config import ModelConfig
 from orbit_jax.quant.qtensor import QTensor, dequantize
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -78,9 +80,13 @@ def plain(tree: dict) -> dict:
 
 
 def test_weights_are_base_and_update_rounded_once(folders):
-    wanted = jax.jit(lambda base, adapter: merge(adapter, plain(base)))(base(), adapter())
     config, merged = load_base(folders[1])
     assert config == load_base(folders[0])[0]
+    assert_merged(config, merged, adapter())
+
+
+def assert_merged(config: ModelConfig, merged: dict, adapter: Adapter) -> None:
+    wanted = jax.jit(lambda base, adapter: merge(adapter, plain(base)))(base(), adapter)
     for leaf, ours, exact in zip(
         *(jax.tree.leaves(x) for x in (layout(config), plain(merged), wanted)), strict=True
     ):
@@ -93,6 +99,20 @@ def test_weights_are_base_and_update_rounded_once(folders):
 
 
 def test_logprobs_are_those_of_training_within_bf16(folders):
+    assert_logprobs(load_base(folders[1])[1], adapter())
+
+
+@pytest.mark.parametrize("method", [OFT(8), OFT(16, shared="a"), LoRA(4, 8.0, shared="ab")])
+def test_what_turns_inputs_or_is_shared_by_experts_is_merged_as_well(folders, tmp_path, method):
+    adapter = toy.make_adapter(base(), method, size=0.05)
+    save_merged(tmp_path, folders[0], adapter)
+    config, merged = load_base(tmp_path)
+    assert_merged(config, merged, adapter)
+    if isinstance(method, OFT) and not method.shared:
+        assert_logprobs(merged, adapter)
+
+
+def assert_logprobs(merged: dict, adapter: Adapter) -> None:
     """As near as computing in bf16 comes to f32, and far from those without the adapter.
 
     Medians: rounding now and then moves a token to another expert.
@@ -104,9 +124,8 @@ def test_logprobs_are_those_of_training_within_bf16(folders):
         run = toy.training_forward(dataclasses.replace(toy.MOE, compute_dtype=dtype))
         return toy.table(rows, origin, run(base, adapter, stream, rows.temperature(origin)))
 
-    trained = table(base(), adapter())
-    merged = table(load_base(folders[1])[1], None)
-    noise = np.nanmedian(np.abs(table(base(), adapter(), "float32") - trained))
+    trained, merged = table(base(), adapter), table(merged, None)
+    noise = np.nanmedian(np.abs(table(base(), adapter, "float32") - trained))
     assert np.nanmedian(np.abs(merged - trained)) < 2 * noise < 0.05
     assert np.nanmedian(np.abs(table(base(), None) - trained)) > 0.1
 

@@ -80,6 +80,7 @@ def test_every_refusal_is_printed_and_the_status_is_1(run, tmp_path):
     [
         ([BASE, "--targets", "gate"], "the adapter would be refused: adapter.targets=['gate']"),
         ([BASE, "--rank", "0"], "config.adapter.rank=0"),
+        ([BASE, "--method", "oft", "--block-size", "40"], "does not divide its input width 96"),
         (["package:no_such_package/model.gguf"], "no package 'no_such_package' is installed"),
         (["nowhere"], "the checkpoint folder nowhere does not exist"),
     ],

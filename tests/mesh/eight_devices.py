@@ -19,8 +19,9 @@ import toy  # noqa: E402
 from jax.sharding import NamedSharding  # noqa: E402
 
 from orbit_jax import mesh, parity  # noqa: E402
-from orbit_jax.adapters.adapter import LINEAR_LAYERS, attach  # noqa: E402
+from orbit_jax.adapters.adapter import LINEAR_LAYERS, Method, attach  # noqa: E402
 from orbit_jax.adapters.lora import LoRA  # noqa: E402
+from orbit_jax.adapters.oft import OFT  # noqa: E402
 from orbit_jax.config import Config, MeshConfig, PPOConfig, SamplerConfig  # noqa: E402
 from orbit_jax.model.config import MeshShape, ModelConfig  # noqa: E402
 from orbit_jax.plan import traffic  # noqa: E402
@@ -35,6 +36,7 @@ from orbit_jax.rl.train_state import init_state  # noqa: E402
 # Two kv heads do not divide over four devices and are replicated there; four do.
 MODELS = {
     "moe": toy.MOE,
+    "rotated": toy.LATENT,
     "dense": dataclasses.replace(toy.DENSE, num_heads=8, num_kv_heads=4, head_dim=16),
     "latent": toy.LATENT,
     "sinks": dataclasses.replace(
@@ -62,7 +64,7 @@ def placed(config: ModelConfig, name: str) -> tuple:
     targets = ("q_proj", "o_proj", "down_proj")
     if MODELS[name].latent:
         targets = ("q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "down_proj")
-    adapter = toy.make_adapter(base, targets=targets)
+    adapter = toy.make_adapter(base, OFT(8) if name == "rotated" else None, targets)
     base = mesh.place(config, base, mesh.base_specs(base))
     return base, mesh.place(config, adapter, mesh.adapter_specs(adapter))
 
@@ -115,7 +117,9 @@ def worst_gradient_error() -> float:
     return max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in pairs)
 
 
-def steps(data: int, tensor: int, micro_batches: tuple[int, ...]) -> dict[str, list]:
+def steps(
+    data: int, tensor: int, micro_batches: tuple[int, ...], method: Method
+) -> dict[str, list]:
     """Of one set of rollouts, trained on once by each number of micro-batches.
 
     The gap between the real sampler and the real step, the loss, the gradient's norm, how many
@@ -126,7 +130,7 @@ def steps(data: int, tensor: int, micro_batches: tuple[int, ...]) -> dict[str, l
     sampling = SamplerConfig(prompts_per_step=8, group_size=4)
     config = Config(sampler=sampling, mesh=MeshConfig(data, tensor))
     base, _ = placed(model, "moe")
-    policy = attach(LoRA(4, 8.0), jax.random.key(0), base, LINEAR_LAYERS)
+    policy = attach(method, jax.random.key(0), base, LINEAR_LAYERS)
     state = init_state(config.optimizer, policy, None)
     state = mesh.place(model, state, train_state.state_specs(model, state))
     state = parity.perturbed(state, seed=0)
@@ -204,14 +208,17 @@ def main() -> None:
     figures["moe 2x4 under a gradient"] = toy.largest_gap(one, gradient("moe", 2, 4)[0])
     figures["moe 2x4 decoded"] = toy.largest_gap(one, decoded("moe", 2, 4))
     figures["dense 2x4"] = toy.largest_gap(full("dense"), full("dense", 2, 4))
-    for name in ("dense", "latent", "sinks"):
+    for name in ("dense", "latent", "sinks", "rotated"):
         figures[f"{name} 2x4 decoded"] = toy.largest_gap(full(name), decoded(name, 2, 4))
-    for name in ("latent", "sinks"):
+    for name in ("latent", "sinks", "rotated"):
         found = gradient(name, 2, 4)[0]
         figures[f"{name} 2x4 under a gradient"] = toy.largest_gap(full(name), found)
     copied = decoded_from_a_working_copy("moe", 2, 4)
     figures["moe 2x4 decoded from a working copy"] = toy.largest_gap(one, copied)
-    figures["steps 8x1"], figures["steps 2x4"] = steps(8, 1, (1,)), steps(2, 4, (1, 4))
+    lora, oft = LoRA(4, 8.0), OFT(8)
+    figures["steps 8x1"] = steps(8, 1, (1,), lora)
+    figures["steps 2x4"] = steps(2, 4, (1, 4), lora)
+    figures["rotated steps 2x4"] = steps(2, 4, (1,), oft)
     figures["spread"] = float(np.nanstd(one))
     figures["gradient error"] = worst_gradient_error()
     figures["shares"] = shares()

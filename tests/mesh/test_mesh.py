@@ -30,6 +30,8 @@ from orbit_jax.quant.qtensor import from_float
         "latent 2x4 under a gradient",
         "sinks 2x4 decoded",
         "sinks 2x4 under a gradient",
+        "rotated 2x4 decoded",
+        "rotated 2x4 under a gradient",
     ],
 )
 def test_logprobs_on_eight_devices_are_those_of_one(way, eight_devices):
@@ -40,11 +42,13 @@ def test_logprobs_on_eight_devices_are_those_of_one(way, eight_devices):
 def test_sampler_and_step_agree_on_eight_devices_whatever_the_micro_batches(eight_devices):
     one, other = eight_devices["steps 8x1"], eight_devices["steps 2x4"]
     assert [*one["gap"], *other["gap"]] == [0.0, 0.0, 0.0]
+    assert eight_devices["rotated steps 2x4"]["gap"] == [0.0]
 
 
 def test_what_a_step_returns_lies_as_the_sampler_and_the_next_step_take_it(eight_devices):
     assert eight_devices["steps 8x1"]["resharded"] == [0]
     assert eight_devices["steps 2x4"]["resharded"] == [0, 0]
+    assert eight_devices["rotated steps 2x4"]["resharded"] == [0]
 
 
 def test_a_step_tells_what_a_device_sent_for_adapters(eight_devices):

@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 import toy
 
-from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter
+from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter, Method
 from orbit_jax.adapters.lora import LoRA
+from orbit_jax.adapters.oft import OFT
 from orbit_jax.model.config import ModelConfig
+
+PLAIN = LoRA(8, 16.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Case:
     num_rows: int = 6
     num_slots: int = 64
     dense_bits: int = 16
-    rank: int = 8
+    method: Method = PLAIN
     targets: tuple[str, ...] = ("q_proj", "o_proj", "down_proj")
     copied: bool = False
 
@@ -39,7 +42,7 @@ class Case:
 
     @functools.cached_property
     def adapter(self) -> Adapter:
-        return toy.make_adapter(self.base, LoRA(self.rank, 2.0 * self.rank), self.targets)
+        return toy.make_adapter(self.base, self.method, self.targets)
 
     @functools.cached_property
     def rows(self) -> toy.Rows:
@@ -70,7 +73,7 @@ CASES = {
         ),
         num_rows=5,
         dense_bits=4,
-        rank=3,
+        method=LoRA(3, 6.0),
     ),
     "mixed stacks, rows cut into blocks of queries, small chunks, working copy": Case(
         dataclasses.replace(
@@ -110,6 +113,15 @@ CASES = {
         dataclasses.replace(toy.LATENT, recipe="tiles"), num_rows=3, targets=LINEAR_LAYERS
     ),
     "sinks, windows and biases": Case(toy.SINKS, targets=LINEAR_LAYERS),
+    "latent attention, rotated everywhere": Case(
+        toy.LATENT, num_rows=3, method=OFT(8, neumann_terms=0), targets=LINEAR_LAYERS
+    ),
+    "rotations that experts share, by tiles": Case(
+        dataclasses.replace(toy.MOE, recipe="tiles"),
+        num_rows=3,
+        method=OFT(16, shared="a"),
+        targets=LINEAR_LAYERS,
+    ),
     "norms over all heads, clipped": Case(
         dataclasses.replace(toy.MOE, family="olmoe", qk_norm="all", clip_qkv=1.5), num_rows=3
     ),
@@ -150,15 +162,23 @@ def test_row_order_and_padding_anywhere_change_nothing(case: Case):
     assert toy.largest_gap(case.full, moved) == 0.0
 
 
-@pytest.mark.parametrize("config", [toy.MOE, toy.LATENT, toy.SINKS], ids=lambda c: c.family)
-def test_no_dot_is_widened(config: ModelConfig):
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        *((config, PLAIN) for config in (toy.MOE, toy.LATENT, toy.SINKS)),
+        (toy.MOE, OFT(8)),
+        (toy.LATENT, OFT(16, block_share=True)),
+    ],
+)
+def test_no_dot_is_widened(config: ModelConfig, method: Method):
     """XLA:CPU widens a bf16 dot whose operand lies transposed, and its sums have other bits.
 
     At the widths of a test they may happen to be the same: at those of a real model they are not.
     """
-    case = Case(config, num_rows=4, targets=LINEAR_LAYERS)
+    case = Case(config, num_rows=4, method=method, targets=LINEAR_LAYERS)
     stream, origin = case.rows.stream(size=4 * case.num_slots)
-    args = case.base, case.adapter, stream, case.rows.temperature(origin)
+    ready = jax.jit(Adapter.prepared)(case.adapter)  # what f32 dots it takes is done
+    args = case.base, ready, stream, case.rows.temperature(origin)
     text = toy.training_forward(config).lower(*args).compile().as_text()
     computations = re.findall(r"^%\S+ \((.*)\) -> .* \{\n(?:(?!^\}).*\n)*?.* dot\(", text, re.M)
     assert len(computations) > 5

@@ -11,6 +11,7 @@ import toy
 
 from orbit_jax.adapters.adapter import Adapter
 from orbit_jax.adapters.lora import LoRA
+from orbit_jax.adapters.oft import OFT
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.experts import mix_experts
 from orbit_jax.model.layers import Module, linear
@@ -147,12 +148,13 @@ def in_one_go(config: ModelConfig, weights: dict, adapter: Adapter | None, x: ja
 
 
 @pytest.mark.parametrize("remat", [False, True])
-@pytest.mark.parametrize("trained", ["adapter", "weights"])
+@pytest.mark.parametrize("trained", [LoRA(8, 16.0), OFT(16), "weights"])
 def test_the_backward_pass_is_that_of_the_formula(trained, remat):
     config = dataclasses.replace(model(True), remat=remat)
     held = weights()
-    if trained == "adapter":
-        adapter = toy.make_adapter(toy.make_base(EXACT), targets=("experts.up_proj", "down_proj"))
+    if trained != "weights":
+        targets = ("experts.up_proj", "down_proj")
+        adapter = toy.make_adapter(toy.make_base(EXACT), trained, targets)
         params = adapter.params["layers"][0]["mlp"]["experts"]
         adapter = adapter.replace(params=jax.tree.map(lambda p: p[0], params), path=("experts",))
     else:
@@ -160,20 +162,18 @@ def test_the_backward_pass_is_that_of_the_formula(trained, remat):
         adapter, held = None, held | {"experts": {k: w[None] for k, w in wide.items()}}
 
     def ours(moved, x):
-        module = (
-            mlp(config, held) if trained == "adapter" else mlp(config, held | {"experts": moved})
-        )
+        module = mlp(config, held if adapter else held | {"experts": moved})
         experts, mixing = route(module, x)
         module = module.below("experts")
-        module = dataclasses.replace(module, adapter=moved if trained == "adapter" else None)
+        module = dataclasses.replace(module, adapter=moved.prepared() if adapter else None)
         return (mix_experts(module, x, experts, mixing) * DIRECTION).sum()
 
     def formula(moved, x):
-        if trained == "adapter":
-            return (in_one_go(config, held, moved, x) * DIRECTION).sum()
+        if adapter:
+            return (in_one_go(config, held, moved.prepared(), x) * DIRECTION).sum()
         return (in_one_go(config, held | {"experts": moved}, None, x) * DIRECTION).sum()
 
-    moved = adapter if trained == "adapter" else held["experts"]
+    moved = adapter or held["experts"]
     x = jnp.asarray(X)
     found = jax.jit(jax.grad(ours, (0, 1)))(moved, x)
     expected = jax.jit(jax.grad(formula, (0, 1)))(moved, x)
@@ -182,14 +182,17 @@ def test_the_backward_pass_is_that_of_the_formula(trained, remat):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4 * np.abs(other).max())
 
 
-@pytest.mark.parametrize("shared", ["a", "b", "ab"])
-def test_factors_that_experts_share_act_as_the_same_for_each_and_get_the_sum_of_gradients(shared):
-    config, held, x = model(True), weights(), jnp.asarray(X)
-    method, shape = LoRA(4, 8.0, shared=shared), held["experts"]["up_proj"].shape
+@pytest.mark.parametrize(
+    ("method", "shared"),
+    [(LoRA(4, 8.0), "a"), (LoRA(4, 8.0), "b"), (LoRA(4, 8.0), "ab"), (OFT(8), "a")],
+)
+def test_what_experts_share_acts_as_the_same_for_each_and_gets_the_sum_of_gradients(method, shared):
+    config, held, x, apart = model(True), weights(), jnp.asarray(X), method
+    method, shape = dataclasses.replace(method, shared=shared), held["experts"]["up_proj"].shape
     one = jax.tree.map(lambda p: p + 0.1, method.init(jax.random.key(0), shape))
     each = jax.tree.map(lambda p: jnp.broadcast_to(p, (1, 8, *p.shape[2:])), one)
     assert method.count(shape) == sum(p.size for p in jax.tree.leaves(one))
-    assert method.count(shape) < LoRA(4, 8.0).count(shape)
+    assert method.count(shape) < apart.count(shape)
 
     @jax.jit
     def gradient(params: dict) -> tuple[jax.Array, dict]:
@@ -197,7 +200,7 @@ def test_factors_that_experts_share_act_as_the_same_for_each_and_get_the_sum_of_
             params = jax.tree.map(lambda p: p[0], {"up_proj": params})
             module = mlp(config, held)
             experts, mixing = route(module, x)
-            adapter = Adapter(params, LoRA(4, 8.0), path=("experts",))
+            adapter = Adapter(params, apart, path=("experts",)).prepared()
             module = dataclasses.replace(module.below("experts"), adapter=adapter)
             return (mix_experts(module, x, experts, mixing) * DIRECTION).sum()
 
@@ -205,7 +208,7 @@ def test_factors_that_experts_share_act_as_the_same_for_each_and_get_the_sum_of_
 
     (ours, found), (same, expected) = gradient(one), gradient(each)
     assert ours == same
-    for name in "ab":
+    for name in expected:
         total = np.asarray(expected[name])
-        total = total.sum(axis=1, keepdims=True) if name in shared else total
+        total = total.sum(axis=1, keepdims=True) if found[name].shape[1] == 1 else total
         np.testing.assert_allclose(found[name], total, rtol=1e-3, atol=1e-4 * np.abs(total).max())

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from orbit_jax import compile as programs
-from orbit_jax.adapters.adapter import Adapter, attach
+from orbit_jax.adapters.adapter import Adapter, Method, attach
 from orbit_jax.adapters.lora import LoRA
 from orbit_jax.config import OptimizerConfig, PPOConfig
 from orbit_jax.model.config import ModelConfig
@@ -54,6 +54,7 @@ MOE = ModelConfig(
 )
 TOY = dataclasses.replace(MOE, num_layers=1, sparse=(False,), num_experts=0, top_k=0)
 ROWS, SLOTS, STOPS = 24, 64, 4
+LORA = LoRA(8, 16.0)
 
 
 class Lab:
@@ -61,11 +62,11 @@ class Lab:
 
     rows, slots = ROWS, SLOTS
 
-    def __init__(self, model: ModelConfig, targets: Sequence[str]):
+    def __init__(self, model: ModelConfig, targets: Sequence[str], method: Method = LORA):
         # No option may be added to save time: without LLVM's optimisation (level 0) log-probs
         # of sampler and trainer differ.
         self.options = programs.options(model.recipe)
-        self.model, self.targets = model, tuple(targets)
+        self.model, self.targets, self.method = model, tuple(targets), method
         self.base = jax.jit(functools.partial(freeze, model))(draw_weights(model))
         self.sample = self.jit(sampler.sample, "config filters", donate_argnames=("state",))
         self.step = self.jit(
@@ -80,17 +81,15 @@ class Lab:
         return programs.jit(fn, self.options, static_argnames=static.split(), **given)
 
     def adapter(self, seed: int = 1, size: float = 0.1, targets: Sequence[str] = ()) -> Adapter:
-        """A LoRA adapter that is not zero anywhere; of size 0 it is a fresh one, with B = 0."""
+        """An adapter that is not zero anywhere; of size 0 a fresh one, LoRA's with B = 0."""
         targets = tuple(targets) or self.targets
         rng = np.random.default_rng(seed)
 
         def draw(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
             noise = rng.standard_normal(leaf.shape, np.float32)
-            return jnp.asarray(noise * (size if path[-1].key == "b" else 0.1 + size))
+            return jnp.asarray(noise * (0.1 + size if path[-1].key == "a" else size))
 
-        shapes = jax.eval_shape(
-            lambda: attach(LoRA(8, 16.0), jax.random.key(0), self.base, targets)
-        )
+        shapes = jax.eval_shape(lambda: attach(self.method, jax.random.key(0), self.base, targets))
         return jax.tree_util.tree_map_with_path(draw, shapes)
 
     def critic(self) -> Critic:

@@ -1,4 +1,4 @@
-"""Sampler and trainer agree bit for bit, on a mixture of experts."""
+"""Sampler and trainer agree bit for bit, on a mixture of experts, for each method of adapters."""
 
 import dataclasses
 
@@ -14,6 +14,11 @@ from orbit_jax.rl.packing import pack
 from orbit_jax.rl.rollouts import Rollouts
 
 EXPERTS = ("experts.gate_proj", "experts.up_proj", "experts.down_proj")
+
+
+@pytest.fixture(scope="module", params=["lora", "oft"])
+def moe(request, moe: Lab, rotated: Lab) -> Lab:
+    return moe if request.param == "lora" else rotated
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +75,9 @@ def test_another_adapter_or_temperature_changes_the_output_and_retraces_nothing(
 
 def test_the_fingerprint_tells_adapters_apart(moe, adapter, sampled):
     nudged = jax.tree.map(lambda p: p, adapter)
-    leaf = nudged.params["layers"][0]["mlp"]["experts"]["up_proj"]["b"]
-    nudged.params["layers"][0]["mlp"]["experts"]["up_proj"]["b"] = leaf.at[1, 2, 3, 4].add(1e-6)
+    params = nudged.params["layers"][0]["mlp"]["experts"]["up_proj"]
+    name = max(params)  # b of LoRA
+    params[name] = params[name].at[1, 2, 3, 4].add(1e-6)
     assert moe.generate(adapter, step=5).fingerprint == sampled.fingerprint
     assert moe.generate(nudged).fingerprint != sampled.fingerprint
 
