@@ -51,6 +51,7 @@ def draw(sweep: Sweep, measures: Sequence[str], path: Path) -> None:
     styles = {line: i % len(LINES) for i, line in enumerate(lines)}
     figure = Figure(figsize=(10.4, 4.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
+    figure.get_layout_engine().set(wspace=0.05)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
     measure = AFTER if AFTER in measures else measures[0]
     _draw_measure(left, rows, measure, xs, colours, styles)
@@ -84,7 +85,7 @@ def _draw_measure(
         axes.plot(*_medians(own, measure, place), **look)
         if measure == AFTER:
             look |= {"color": _FAINT_LINE, "linewidth": 1.0}
-            axes.plot(*_medians(own, BEFORE, place), **look, marker="_")
+            axes.plot(*_medians(own, BEFORE, place), **look, marker="_", markersize=14)
         for row in own:
             seeds = [c.figures[measure] for c in row.cells if measure in c.figures]
             dots = {"s": 30, "marker": MARKERS[style], "color": colours[shown(row.x)]}

@@ -9,7 +9,7 @@ from orbit_jax.runs.grid import Cell
 from orbit_jax.runs.printing import table
 from orbit_jax.runs.sweeps import Sweep
 
-WIDTH = 140
+WIDTH = 180  # at most
 GAP = "parity_max_abs_diff"
 HEADS = {"heldout_pass_before": "before", "heldout_pass_after": "after", GAP: "largest gap"}
 
@@ -17,7 +17,7 @@ HEADS = {"heldout_pass_before": "before", "heldout_pass_after": "after", GAP: "l
 def show(sweep: Sweep, measures: Sequence[str]) -> None:
     """Prints medians, means and intervals of each setting, then what is not in them."""
     console = Console(width=WIDTH)
-    heads = ("setting", "over seeds", *(HEADS.get(m, m.replace("_", " ")) for m in measures))
+    heads = ("setting", "", *(HEADS.get(m, m.replace("_", " ")) for m in measures))
     rows = [cells for row in sweep.table(measures) for cells in _rows(row, measures)]
     table(console, f"{sweep.folder}", heads, rows)
     for text in remarks(sweep):
@@ -26,9 +26,7 @@ def show(sweep: Sweep, measures: Sequence[str]) -> None:
 
 def remarks(sweep: Sweep) -> list[str]:
     """What a reader of the table must know."""
-    said = [
-        "95%: of the mean over seeds, by Student's t, as if seeds were normal; one seed has none"
-    ]
+    said = ["95%: of the mean over seeds, by Student's t, as if they were normal; one has none"]
     commits = {c.commit for c in sweep.cells if c.figures}
     if len(commits) > 1:
         said.append(f"runs are of {len(commits)} commits: {', '.join(map(str, commits))}")
@@ -59,7 +57,8 @@ def _rows(row: dict[str, Any], measures: Sequence[str]) -> Iterator[Sequence[str
 def _interval(measure: str, found: dict[str, Any]) -> str:
     if found["low"] is None or measure == GAP:
         return ""
-    return f"[{_text(measure, found['low'])}, {_text(measure, found['high'])}]"
+    low, high = (_text(measure, found[side]).rstrip("%") for side in ("low", "high"))
+    return f"[{low}, {high}]"
 
 
 def _text(measure: str, value: float | None) -> str:

@@ -79,6 +79,7 @@ def test_a_run_that_outlives_its_sweep_keeps_another_away(waiting):
     out, process = waiting
     process.kill()
     process.wait()
+    process.stdout.close()  # its run, which holds the other end, goes on
     status, said = end(start(out, *process.args[5:]))
     assert status == 2, said
     assert "another process is writing" in said
