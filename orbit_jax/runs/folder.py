@@ -57,23 +57,28 @@ class RunFolder:
             raise ValueError(f"config.experiment={experiment!r}: must be a plain name")
         name = name or f"{experiment}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = cls(Path(root).absolute() / name)
-        for directory in (folder.path, folder.samples, folder.checkpoints, folder.plots):
-            try:
-                directory.mkdir(parents=True)
-            except OSError as error:
-                raise ValueError(
-                    f"config.run.root={str(root)!r}: cannot make {directory}: {error.strerror}"
-                ) from error
-        write_atomic(folder.path / "config.json", to_json(config, indent=2))
-        write_atomic(folder.path / "environment.json", to_json(describe_environment(), indent=2))
+        try:
+            folder.path.mkdir(parents=True)
+            folder.prepare(config)
+        except OSError as error:
+            raise ValueError(
+                f"config.run.root={str(root)!r}: cannot make {folder.path}: {error.strerror}"
+            ) from error
+        write_atomic(folder.environment, to_json(describe_environment(), indent=2))
         folder.log(f"{experiment} starts")
         return folder
+
+    def prepare(self, config: Mapping[str, Any]) -> None:
+        """Makes the folder of a run that another process begins, by `open`; a half is completed."""
+        for directory in (self.samples, self.checkpoints, self.plots):
+            directory.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.path / "config.json", to_json(config, indent=2))
 
     @classmethod
     def open(
         cls, path: str | Path, config: Mapping[str, Any], may_differ: Sequence[str] = ()
     ) -> "RunFolder":
-        """Opens an earlier run's folder to go on with it.
+        """Opens an earlier run's folder to go on with it, or one that was prepared.
 
         Args:
             path: the folder that `create` made.
@@ -86,17 +91,22 @@ class RunFolder:
             raise ValueError(
                 f"resume: {path} has no config.json; name a folder that an earlier run wrote"
             )
-        changes = _changes(folder.config(), json.loads(to_json(config)))
-        refused = [line for name, line in changes.items() if name not in may_differ]
+        changed = changes(folder.config(), config)
+        refused = [line for name, line in changed.items() if name not in may_differ]
         if refused:
             raise ValueError(
                 f"resume: the config differs from that of {folder.path.name} in "
                 f"{'; '.join(refused)}; restore these values or start a new run"
             )
-        folder.log(f"resumes{''.join(f'; {line}' for line in changes.values())}")
+        begun = folder.environment.exists()
+        told = "".join(f"; {line}" for line in changed.values())
+        folder.log(f"{'resumes' if begun else 'starts'}{told}")
         write_atomic(folder.path / "config.json", to_json(config, indent=2))
-        earlier = json.loads((folder.path / "environment.json").read_text(encoding="utf-8"))
-        for name, line in _changes(earlier, json.loads(to_json(describe_environment()))).items():
+        now = describe_environment()
+        if not begun:
+            write_atomic(folder.environment, to_json(now, indent=2))
+        earlier = json.loads(folder.environment.read_text(encoding="utf-8"))
+        for name, line in changes(earlier, now).items():
             if name != "command":
                 folder.log(f"environment changed, bits may differ: {line}")
         return folder
@@ -112,6 +122,11 @@ class RunFolder:
                 f"resume: another process is writing {self.path}: wait for it or stop it"
             ) from None
         return file
+
+    @property
+    def environment(self) -> Path:
+        """What the run began on."""
+        return self.path / "environment.json"
 
     @property
     def samples(self) -> Path:
@@ -157,9 +172,12 @@ class RunFolder:
         return path
 
 
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
-    """Dotted field -> "field: old -> new", for each that differs or that one side lacks."""
-    before, after = _flat(old), _flat(new)
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
+    """Dotted field -> "field: old -> new", for each that differs or that one side lacks.
+
+    Of configs as they are in files: a tuple is a list.
+    """
+    before, after = (flat(json.loads(to_json(config))) for config in (old, new))
     return {
         name: f"{name}: {before.get(name, 'absent')} -> {after.get(name, 'absent')}"
         for name in sorted(before.keys() | after.keys())
@@ -167,11 +185,12 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted field -> value, of nested sections."""
     fields = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
-            fields |= _flat(value, f"{prefix}{name}.")
+            fields |= flat(value, f"{prefix}{name}.")
         else:
             fields[f"{prefix}{name}"] = value
     return fields

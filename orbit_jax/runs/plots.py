@@ -50,11 +50,7 @@ def learning_curve(rows_by_label: Mapping[str, Sequence[Mapping[str, Any]]], pat
     lower.set(ylabel="log-prob gap\nmax |train - rollout|", xlabel="step")
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (upper, lower):
-        axes.grid(color=FAINT, linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.tick_params(colors=INK, length=0)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.spines["bottom"].set_color(FAINT)
+        plain(axes)
     kinds = [Line2D([], [], color=INK, label=name, **style) for name, style in CURVES.values()]
     figure.legend(handles=kinds, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
     runs = [Line2D([], [], color=c, linewidth=3, label=label) for label, c in colours.items()]
@@ -62,14 +58,23 @@ def learning_curve(rows_by_label: Mapping[str, Sequence[Mapping[str, Any]]], pat
     figure.savefig(path)
 
 
-def _series(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+def plain(axes: Axes) -> None:
+    """The look of all pictures: a faint grid, and no frame."""
+    axes.grid(color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(FAINT)
+
+
+def series(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps and values of the rows that have the metric."""
     pairs = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
     steps, values = zip(*pairs, strict=True) if pairs else ((), ())
     return np.asarray(steps, float), np.asarray(values, float)
 
 
-def _smooth(values: np.ndarray) -> np.ndarray:
+def smooth(values: np.ndarray) -> np.ndarray:
     """A centred moving average, over fewer values at the ends."""
     half = SMOOTHING_STEPS // 2
     windows = (values[max(i - half, 0) : i + half + 1] for i in range(len(values)))
@@ -80,11 +85,11 @@ def _draw_quality(
     axes: Axes, rows: Sequence[Mapping[str, Any]], colour: str, faint_too: bool
 ) -> None:
     for name, (_, style) in CURVES.items():
-        steps, values = _series(rows, name)
+        steps, values = series(rows, name)
         if name == "reward/mean":
             if faint_too:
                 axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
-            values = _smooth(values)
+            values = smooth(values)
         axes.plot(steps, values, color=colour, **_visible(steps) | style)
 
 
@@ -92,12 +97,12 @@ def _draw_gap(
     axes: Axes, rows_by_label: Mapping[str, Sequence[Mapping[str, Any]]], colours: Mapping[str, str]
 ) -> None:
     """The gap, so that exactly 0 is a line that one sees, and anything else stands out from it."""
-    series = {k: _series(rows, GAP) for k, rows in rows_by_label.items()}
-    values = np.concatenate([np.zeros(0), *(values for _, values in series.values())])
+    gaps_of = {k: series(rows, GAP) for k, rows in rows_by_label.items()}
+    values = np.concatenate([np.zeros(0), *(values for _, values in gaps_of.values())])
     exact = not np.any(values)
-    for i, (label, (steps, gaps)) in enumerate(series.items()):
+    for i, (label, (steps, gaps)) in enumerate(gaps_of.items()):
         # Lines that all lie on 0 take turns, dash by dash, so that none hides another.
-        dash = (5 * i, (5, 5 * (len(series) - 1))) if exact and len(series) > 1 else "-"
+        dash = (5 * i, (5, 5 * (len(gaps_of) - 1))) if exact and len(gaps_of) > 1 else "-"
         style = {"linewidth": 2.2, "linestyle": dash, "dash_capstyle": "butt"}
         axes.plot(steps, gaps, color=colours[label], **_visible(steps) | style)
     if exact:

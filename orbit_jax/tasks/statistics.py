@@ -149,6 +149,40 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
     return Interval(float(known.mean()) - half, float(known.mean()) + half)
 
 
+def student_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Student's interval of the mean of a few independent values [n], as one of each seed.
+
+    It holds the mean of normal values as often as it says however few there are; of a single value
+    nothing is known, and it is infinite.
+    """
+    known = _known(values)
+    if known.size < 2:
+        return Interval(-math.inf, math.inf)
+    half = student_quantile(known.size - 1, confidence) * float(known.std(ddof=1))
+    half /= math.sqrt(known.size)
+    return Interval(float(known.mean()) - half, float(known.mean()) + half)
+
+
+def student_quantile(freedom: int, confidence: float = 0.95) -> float:
+    """The t that |T| is below with this probability, where T is Student's.
+
+    By bisection of the finite series for whole degrees of freedom (Abramowitz and Stegun, 26.7.3
+    and 26.7.4), in the angle whose tangent is t / sqrt(freedom).
+
+    Raises:
+      ValueError: unless freedom is at least 1 and 0 < confidence < 1.
+    """
+    if freedom < 1 or not 0 < confidence < 1:
+        raise ValueError(
+            f"Student's t with freedom={freedom}, confidence={confidence}: needs at least 1 degree "
+            "of freedom and a confidence between 0 and 1"
+        )
+    low, high = 0.0, math.pi / 2
+    while low < (angle := (low + high) / 2) < high:
+        low, high = (angle, high) if _within(angle, freedom) < confidence else (low, angle)
+    return math.sqrt(freedom) * math.tan(angle)
+
+
 def compare(
     first: Sequence[float], second: Sequence[float], confidence: float = 0.95, seed: int = 0
 ) -> Paired:
@@ -256,6 +290,18 @@ def _bootstrap(change: np.ndarray, confidence: float, seed: int) -> Interval:
     tail = (1 - confidence) / 2
     low, high = np.quantile(np.concatenate(means), (tail, 1 - tail))
     return Interval(float(low), float(high))
+
+
+def _within(angle: float, freedom: int) -> float:
+    """Chance that |T| < sqrt(freedom) tan(angle)."""
+    odd, cos2 = freedom % 2, math.cos(angle) ** 2
+    term = math.cos(angle) if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for i in range(2 + odd, freedom, 2):
+        term *= cos2 * (i - 1) / i
+        total += term
+    total *= math.sin(angle)
+    return (angle + total) * 2 / math.pi if odd else total
 
 
 def _known(values: Sequence[float]) -> np.ndarray:

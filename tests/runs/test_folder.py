@@ -24,6 +24,21 @@ def test_a_new_folder_has_everything_that_the_design_names(folder):
     assert folder.config()["adapter"]["targets"] == ["q_proj", "v_proj"]
 
 
+def test_a_prepared_folder_begins_when_it_is_opened(tmp_path):
+    prepared = RunFolder(tmp_path / "rank=8" / "seed=0")
+    prepared.prepare(CONFIG)
+    prepared.prepare(CONFIG)  # a half that a kill left is completed
+    assert not prepared.environment.exists()
+    opened = RunFolder.open(prepared.path, CONFIG)
+    assert json.loads(opened.environment.read_text())["devices"]
+    assert opened.checkpoints.is_dir()
+    assert "starts" in (opened.path / "log.txt").read_text()
+    RunFolder.open(prepared.path, CONFIG)
+    assert "resumes" in (opened.path / "log.txt").read_text()
+    with pytest.raises(ValueError, match=r"seed: 0 -> 1"):
+        RunFolder.open(prepared.path, CONFIG | {"seed": 1})
+
+
 def test_two_runs_started_at_once_get_two_folders(tmp_path):
     paths = {RunFolder.create(tmp_path, "ppo_math", CONFIG).path for _ in range(3)}
     assert len(paths) == 3

@@ -15,6 +15,8 @@ from orbit_jax.tasks.statistics import (
     pass_at_k,
     share_interval,
     sign_flips,
+    student_interval,
+    student_quantile,
     wilson,
 )
 
@@ -221,3 +223,43 @@ def test_intervals_of_a_difference_hold_it_as_often_as_they_say(second):
         found = compare(*((level + noise[i] < s) * 1.0 for i, s in enumerate((0.5, second))))
         held.append(found.low <= second - 0.5 <= found.high)
     assert np.mean(held) > 0.93
+
+
+@pytest.mark.parametrize(
+    ("freedom", "confidence", "published"),
+    [
+        (1, 0.95, 12.7062),
+        (2, 0.95, 4.30265),
+        (3, 0.95, 3.18245),
+        (4, 0.95, 2.77645),
+        (9, 0.95, 2.26216),
+        (30, 0.95, 2.04227),
+        (120, 0.95, 1.97993),
+        (2, 0.99, 9.92484),
+        (5, 0.90, 2.01505),
+        (7, 0.5, 0.71114),
+        (100_000, 0.95, 1.95999),
+    ],
+)
+def test_quantiles_of_student_are_those_of_the_tables(freedom, confidence, published):
+    assert student_quantile(freedom, confidence) == pytest.approx(published, abs=6e-6, rel=4e-6)
+
+
+def test_an_interval_of_three_normal_values_holds_their_mean_as_often_as_it_says():
+    drawn = np.random.default_rng(0).normal(2.0, 5.0, (4000, 3))
+    held = [low <= 2.0 <= high for low, high in map(student_interval, drawn)]
+    assert np.mean(held) == pytest.approx(0.95, abs=0.012)
+    normal = [low <= 2.0 <= high for low, high in map(mean_interval, drawn)]
+    assert np.mean(normal) < 0.87  # what the normal interval claims of so few
+
+
+def test_an_interval_of_one_seed_is_unknown_and_of_equal_ones_a_point():
+    assert student_interval([0.4]) == (-math.inf, math.inf)
+    assert student_interval([0.4, math.nan]) == (-math.inf, math.inf)
+    assert student_interval([0.25, 0.25, 0.25]) == (0.25, 0.25)
+
+
+@pytest.mark.parametrize(("freedom", "confidence"), [(0, 0.95), (2, 1.0), (2, 0.0)])
+def test_a_quantile_that_is_none_is_refused(freedom, confidence):
+    with pytest.raises(ValueError, match="needs at least 1 degree"):
+        student_quantile(freedom, confidence)
