@@ -3,7 +3,7 @@
     python experiments/ppo_math.py --config.task.mixture="('experiments/own_task.py:Nearness',)"
 
 Sums again, but an answer that is near earns a part of the reward: all of it when it is right, half
-of it one away, a third two away. `details` are logged as metrics, each under its name.
+of it one away, a third two away. `details` are logged as metrics (`details/off_by`).
 """
 
 import random

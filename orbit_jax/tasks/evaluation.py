@@ -107,7 +107,7 @@ def samples_of(
             answer=one["answer"],
             turns=one["turns"],
             tokens=int(tokens[i]),
-            value=float(one["details"][CORRECTNESS]),
+            value=float(one["parts"][CORRECTNESS]),
             outcome=one["outcome"],
             stop=stops[i],
             # What is no answer, such as a program, has no spelling that others could share.

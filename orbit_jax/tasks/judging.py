@@ -16,11 +16,11 @@ import numpy as np
 
 from orbit_jax.rl.rollouts import Rollouts
 from orbit_jax.tasks.dialogues import Dialogues
-from orbit_jax.tasks.rewards import CORRECTNESS, Rewards, Sampled, part_means
+from orbit_jax.tasks.rewards import CORRECTNESS, Rewards, Sampled, means
 from orbit_jax.tasks.task import Example, Score, Task, Transcript
 
-# A rollout as a row of JSON: task, problem, difficulty, prompt, answer, turns, reward, outcome and
-# details, of which `correctness` is the grader's value.
+# A rollout as a row of JSON: task, problem, difficulty, prompt, answer, turns, reward, outcome; the
+# reward's parts, of which `correctness` is the grader's value; and the grader's details.
 Verdict = dict[str, Any]
 
 
@@ -52,10 +52,12 @@ def judge(
     for row, why in dialogues.failed.items():
         graded[row] = _failed(f"the user failed: {why}")
     tokens, stops = rollouts.sampled.sum(axis=1).tolist(), rollouts.stops
-    return [
-        _verdict(example, transcripts[i], rewards.score(graded[i], _said(transcripts[i], *last)))
-        for i, (example, *last) in enumerate(zip(examples, tokens, stops, strict=True))
-    ]
+    verdicts = []
+    for i, example in enumerate(examples):
+        said = "\n".join(turn.text for turn in transcripts[i] if turn.role == "assistant")
+        score = rewards.score(graded[i], Sampled(said, tokens[i], stops[i]))
+        verdicts.append(_verdict(example, transcripts[i], score, rewards.names))
+    return verdicts
 
 
 def grade_all(
@@ -103,8 +105,9 @@ def grade_all(
 
 
 def measures(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Metrics of a step: means of the rewards' parts; of several tasks reward and outcomes."""
-    found = part_means([one["details"] for one in verdicts])
+    """Metrics of a step: means of reward parts and details; of several tasks reward, outcomes."""
+    found = means([one["parts"] for one in verdicts], "reward")
+    found |= means([one["details"] for one in verdicts], "details")
     by_task = _by_task(verdicts)
     if len(by_task) > 1:
         for task, members in by_task.items():
@@ -124,7 +127,7 @@ def pass_rates(verdicts: Sequence[Verdict], split: str, how: str) -> dict[str, f
     by_task = _by_task(verdicts)
     groups = {split: verdicts} | {f"{split}_{task}": of for task, of in by_task.items()}
     for name, members in groups.items():
-        values = [one["details"][CORRECTNESS] for one in members]
+        values = [one["parts"][CORRECTNESS] for one in members]
         known = [float(value >= 1) for value in values if not math.isnan(value)]
         if not known:
             raise RuntimeError(
@@ -149,12 +152,9 @@ def _failed(why: str) -> Score:
     return Score(math.nan, "infra_failure", {"error": why})
 
 
-def _said(transcript: Transcript, tokens: int, stop: str) -> Sampled:
-    said = "\n".join(turn.text for turn in transcript if turn.role == "assistant")
-    return Sampled(said, tokens, stop)
-
-
-def _verdict(example: Example, transcript: Transcript, score: Score) -> Verdict:
+def _verdict(
+    example: Example, transcript: Transcript, score: Score, parts: Sequence[str]
+) -> Verdict:
     return {
         "task": example.task,
         "problem": example.id,
@@ -164,7 +164,8 @@ def _verdict(example: Example, transcript: Transcript, score: Score) -> Verdict:
         "turns": [[turn.role, turn.text] for turn in transcript],
         "reward": score.value,
         "outcome": score.outcome,
-        "details": dict(score.details),
+        "parts": {name: score.details[name] for name in parts},
+        "details": {name: v for name, v in score.details.items() if name not in parts},
     }
 
 

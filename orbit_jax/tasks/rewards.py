@@ -12,7 +12,7 @@ that of another task.
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from orbit_jax.tasks.task import Score
@@ -63,7 +63,7 @@ class Rewards:
     parts: tuple[Part, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [CORRECTNESS, *(part.name for part in self.parts)]
+        names = self.names
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"Rewards.parts has {twice!r} twice; give each part a name of its own")
@@ -71,6 +71,11 @@ class Rewards:
         for name, weight in zip(names, weights, strict=True):
             if not math.isfinite(weight):
                 raise ValueError(f"the weight of {name!r} is {weight}; it must be finite")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all parts."""
+        return (CORRECTNESS, *(part.name for part in self.parts))
 
     def score(self, graded: Graded, sampled: Sampled) -> Score:
         """The whole reward of what a grader has judged."""
@@ -134,11 +139,11 @@ def overlong(soft_limit: int, limit: int, weight: float, name: str = "length") -
     )
 
 
-def part_means(details: list[Mapping[str, float | str]]) -> dict[str, float]:
-    """`reward/<part>`, the mean of each number in the details of a step's scores, without NaN."""
+def means(details: Sequence[Mapping[str, float | str]], group: str) -> dict[str, float]:
+    """`group/<name>`, the mean of each number in the details of several scores, without NaN."""
     found: dict[str, list[float]] = {}
     for one in details:
         for name, value in one.items():
             if isinstance(value, int | float) and not math.isnan(value):
-                found.setdefault(f"reward/{name}", []).append(float(value))
+                found.setdefault(f"{group}/{name}", []).append(float(value))
     return {name: sum(values) / len(values) for name, values in found.items()}

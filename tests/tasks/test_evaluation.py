@@ -31,7 +31,7 @@ def test_a_sample_has_the_vote_of_its_last_turn_and_a_program_none():
         "turns": turns,
         "outcome": "scored",
         "reward": 1.1,
-        "details": {"correctness": 1.0, "format": 1.0},
+        "parts": {"correctness": 1.0, "format": 1.0},
     }
     (one, program) = samples_of([verdict, verdict | {"answer": ""}], [9, 9], ["eos", "eos"])
     assert (one.problem, one.value, one.tokens, one.stop) == ("products/a", 1.0, 9, "eos")

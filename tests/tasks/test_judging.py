@@ -73,10 +73,10 @@ def test_a_verdict_has_the_turns_and_a_failed_user_is_no_fault_of_the_model():
     assert failed["turns"] == [["assistant", "5"], ["user", "higher"]]
 
 
-def verdict(task, value, outcome="scored", **details):
-    reward = value + sum(details.values())
-    details = {"correctness": value, **details}
-    return {"task": task, "reward": reward, "outcome": outcome, "details": details}
+def verdict(task, value, outcome="scored", **parts):
+    reward, parts = value + sum(parts.values()), {"correctness": value, **parts}
+    details = {"calls": 3, "error": "none"}
+    return {"task": task, "reward": reward, "outcome": outcome, "parts": parts, "details": details}
 
 
 def test_of_several_tasks_each_has_metrics():
@@ -90,13 +90,15 @@ def test_of_several_tasks_each_has_metrics():
     assert measures(verdicts) == {
         "reward/correctness": pytest.approx(2 / 3),
         "reward/format": 0.5,
+        "details/calls": 3,
         "task_sums/reward": 0.75,
         "task_sums/scored": 2,
         "task_code/reward": 1.0,
         "task_code/scored": 1,
         "task_code/infra_failure": 1,
     }
-    assert measures(verdicts[:1]) == {"reward/correctness": 1.0, "reward/format": 0.5}
+    alone = {"reward/correctness": 1.0, "reward/format": 0.5, "details/calls": 3}
+    assert measures(verdicts[:1]) == alone
 
 
 def test_pass_rates_count_right_answers_and_leave_failures_out():

@@ -8,9 +8,9 @@ from orbit_jax.tasks.rewards import (
     Rewards,
     Sampled,
     matches,
+    means,
     outcome_of,
     overlong,
-    part_means,
 )
 from orbit_jax.tasks.task import Score
 
@@ -118,7 +118,7 @@ def test_settings_that_make_no_sense_are_refused(make, sentence):
 
 def test_means_of_parts_leave_out_what_is_unknown_and_what_is_text():
     details = [{"correctness": 1.0, "error": "x"}, {"correctness": math.nan}, {"correctness": 0}]
-    assert part_means([*details, {"length": -0.5}]) == {
+    assert means([*details, {"length": -0.5}], "reward") == {
         "reward/correctness": 0.5,
         "reward/length": -0.5,
     }
