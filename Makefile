@@ -48,6 +48,7 @@ goldens: $(DEV_READY) ## remake the reference values of the tests (needs torch, 
 	@$(DEV)/bin/python tests/goldens/make_deployed_goldens.py
 	@$(DEV)/bin/python tests/goldens/write_peft_exports.py
 	@$(DEV)/bin/python tests/goldens/make_peft_goldens.py
+	@$(DEV)/bin/python tests/goldens/make_peft_oft_goldens.py
 	@$(DEV)/bin/python tests/goldens/make_format_goldens.py
 	@$(DEV)/bin/python tests/goldens/write_quantized_folders.py
 	@$(DEV)/bin/python tests/goldens/make_quantized_goldens.py

@@ -56,9 +56,10 @@ class OFT:
         Raises:
           ValueError: if the block size does not divide the input width.
         """
-        return {"skew": jnp.zeros(self._shape(shape), jnp.float32)}
+        return {"skew": jnp.zeros(self.shape(shape), jnp.float32)}
 
-    def _shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the triangles for a weight of that shape."""
         *lead, _, width = shape
         b = self.block_size
         if width % b:
@@ -100,7 +101,7 @@ class OFT:
 
     def count(self, shape: tuple[int, ...]) -> int:
         """b(b-1)/2 for every block of every matrix of the stack, less what is shared."""
-        return math.prod(self._shape(shape))
+        return math.prod(self.shape(shape))
 
     def partition(self, spec: PartitionSpec) -> dict[str, PartitionSpec]:
         """Rotations, stored and prepared, follow the weight's input."""

@@ -38,7 +38,7 @@ def adapter_facts(
       step: training steps that the adapter has seen.
     """
     adapted = {
-        weight_name(place, leaf): adapter.method_at(*place).scale
+        weight_name(place, leaf): getattr(adapter.method_at(*place), "scale", 1.0)
         for leaves, params in zip(linear_leaves(config), adapter.params["layers"], strict=True)
         for place, leaf in leaves.items()
         if at(params, *place)

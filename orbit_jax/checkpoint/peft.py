@@ -13,45 +13,33 @@ import numpy as np
 
 from orbit_jax.adapters.adapter import Adapter
 from orbit_jax.adapters.lora import LoRA
-from orbit_jax.checkpoint.common import few
 from orbit_jax.checkpoint.peft_config import (
     CONFIG_FILE,
     PeftConfig,
+    is_oft,
     read_peft_config,
     scale_ratio,
 )
+from orbit_jax.checkpoint.peft_keys import PREFIX, WEIGHTS_FILE, check_keys
+from orbit_jax.checkpoint.peft_oft import load_rotations
 from orbit_jax.checkpoint.peft_sites import (
     EXPERT_PARAMETERS,
     Part,
     Site,
+    insert,
     is_expert,
     linear_leaves,
     sites,
 )
-from orbit_jax.checkpoint.safetensors_io import TensorRef, open_file, read_json
+from orbit_jax.checkpoint.safetensors_io import open_file, read_json
 from orbit_jax.model.config import ModelConfig
 
-WEIGHTS_FILE = "adapter_model.safetensors"
 FACTS_FILE = "orbit.json"
-PREFIX = "base_model.model."
 WRAPPER = "language_model."  # where models with more than language in them keep it
-
-_DTYPES = ("float32", "bfloat16", "float16")
-# Parts of keys that tell what a key is, besides an update of a linear weight.
-_REASONS = {
-    "lora_magnitude_vector": "DoRA is not supported",
-    "lora_embedding_": "an embedding is never adapted",
-    "embed_tokens": "an embedding is never adapted",
-    "lm_head": "the head is never adapted",
-    ".gate.": "a router is never adapted",
-    ".router.": "a router is never adapted",
-    "modules_to_save": "a weight of its own is no update",
-    ".bias": "biases are not supported",
-}
 
 
 def load_adapter(folder: str | Path, config: ModelConfig, base_hash: str | None = None) -> Adapter:
-    """Reads a LoRA adapter that PEFT, or `save_adapter`, wrote for a model of this config.
+    """Reads LoRA or OFT that PEFT, or `save_adapter`, wrote for a model of this config.
 
     Args:
       folder: with `adapter_config.json` and `adapter_model.safetensors`; per-module keys, and
@@ -68,12 +56,19 @@ def load_adapter(folder: str | Path, config: ModelConfig, base_hash: str | None 
         scales within one stack cannot be made equal exactly, or if the base is another.
     """
     folder = Path(folder)
-    peft = read_peft_config(folder)
+    peft = None if is_oft(folder) else read_peft_config(folder)
     _check_base(folder, base_hash)
     refs = open_file(folder / WEIGHTS_FILE)
     wrapper = WRAPPER if any(key.startswith(PREFIX + WRAPPER) for key in refs) else ""
+    if peft is None:
+        return load_rotations(folder, config, refs, wrapper)
+
+    def shapes(site: Site) -> dict[str, tuple[int, ...]]:
+        matrices = site.shapes(peft.method_of(site.name).rank)
+        return {_key(site, matrix): shape for matrix, shape in matrices.items()}
+
     found = sites(config, _parameters(folder, peft, config), wrapper)
-    present = _check_keys(folder, refs, found, peft)
+    present = check_keys(folder, folder / CONFIG_FILE, refs, found, shapes, peft.targets)
 
     parts: dict[tuple[str, ...], list[tuple[Site, Part, LoRA]]] = defaultdict(list)
     for site in present:
@@ -94,7 +89,7 @@ def load_adapter(folder: str | Path, config: ModelConfig, base_hash: str | None 
                 "a": np.zeros((*lead, method.rank, width), np.float32),
                 "b": np.zeros((*lead, out, method.rank), np.float32),
             }
-            _insert(layers[stack], path, stacks[stack])
+            insert(layers[stack], path, stacks[stack])
         for (site, part, own), ratio in zip(pieces, ratios, strict=True):
             a, b = site.split(refs[_key(site, "A")].map(), refs[_key(site, "B")].map())
             stacks[part.stack]["a"][part.index][..., : own.rank, :] = a
@@ -141,48 +136,6 @@ def _parameters(folder: Path, peft: PeftConfig, config: ModelConfig) -> set[str]
     return names
 
 
-def _check_keys(
-    folder: Path, refs: dict[str, TensorRef], found: list[Site], peft: PeftConfig
-) -> list[Site]:
-    """The sites that the file has, after every key is accounted for."""
-    expected = {_key(site, matrix): (site, matrix) for site in found for matrix in "AB"}
-    unknown = [f"{key} ({_reason(key)})" for key in sorted(refs.keys() - expected.keys())]
-    if refs and not refs.keys() & expected.keys():
-        raise ValueError(
-            f"{folder / WEIGHTS_FILE}: none of its {len(refs)} keys is of a weight of this model "
-            f"({few(unknown)}): load it with the base it was trained on"
-        )
-    if not refs:
-        raise ValueError(f"{folder / WEIGHTS_FILE} has no tensors: save the adapter again")
-    groups: dict[tuple, list[Site]] = defaultdict(list)
-    for site in found:
-        groups[site.parts[0].stack, site.parts[0].path, site.experts > 0].append(site)
-    present, missing, wrong = [], [], []
-    for group in groups.values():
-        expects = group[0].experts or any(peft.targets(site.name) for site in group)
-        if not expects and not any(_key(site, m) in refs for site in group for m in "AB"):
-            continue
-        present += group
-        for site in group:
-            shapes = site.shapes(peft.method_of(site.name).rank)
-            for matrix, shape in shapes.items():
-                ref = refs.get(_key(site, matrix))
-                if ref is None:
-                    missing.append(_key(site, matrix))
-                elif ref.shape != shape:
-                    wrong.append(f"{ref.name} has shape {list(ref.shape)}, not {list(shape)}")
-                elif ref.dtype.name not in _DTYPES:
-                    wrong.append(f"{ref.name} has type {ref.dtype.name}, not one of {_DTYPES}")
-    faults = {"unknown": unknown, "missing": missing, "wrong": wrong}
-    listed = "; ".join(f"{what}: {few(names)}" for what, names in faults.items() if names)
-    if listed:
-        raise ValueError(
-            f"{folder / WEIGHTS_FILE}: the keys are not those of {CONFIG_FILE} and this model "
-            f"({listed}): every key must be of an adapted linear weight"
-        )
-    return present
-
-
 def _ratios(folder: Path, pieces: list[tuple[Site, Part, LoRA]], method: LoRA) -> Iterable[float]:
     ratios = [scale_ratio(own, method) for _, _, own in pieces]
     if None in ratios:
@@ -195,15 +148,5 @@ def _ratios(folder: Path, pieces: list[tuple[Site, Part, LoRA]], method: LoRA) -
     return ratios
 
 
-def _insert(tree: dict, path: tuple[str, ...], params: dict) -> None:
-    for name in path[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[path[-1]] = params
-
-
 def _key(site: Site, matrix: str) -> str:
     return f"{PREFIX}{site.key}.lora_{matrix}.weight"
-
-
-def _reason(key: str) -> str:
-    return next((why for part, why in _REASONS.items() if part in key), "no such weight")

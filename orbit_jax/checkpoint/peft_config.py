@@ -17,10 +17,13 @@ _FIRST_VERSION = (0, 19)
 
 _READ = ("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 # What says nothing about the update: where it came from, and how it was trained.
-_HARMLESS = (
+HARMLESS = (
     *("auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode"),
-    *("target_modules", "exclude_modules", "target_parameters", "peft_version", "lora_dropout"),
-    *("runtime_config", "megatron_core", "qalora_group_size", "eva_config", "layers_pattern"),
+    *("target_modules", "exclude_modules", "peft_version", "runtime_config", "layers_pattern"),
+)
+_HARMLESS = (
+    *HARMLESS,
+    *("target_parameters", "lora_dropout", "megatron_core", "qalora_group_size", "eva_config"),
 )
 # Fields with a value besides "no" that changes nothing. Other initialisations change the base.
 _NEUTRAL = {
@@ -75,20 +78,10 @@ def read_peft_config(folder: Path) -> PeftConfig:
     raw = read_json(path)
     if raw.get("peft_type") != "LORA":
         raise ValueError(
-            f"{path}: peft_type={raw.get('peft_type')!r}: only 'LORA' adapters can be read"
+            f"{path}: peft_type={raw.get('peft_type')!r}: only 'LORA' and 'OFT' adapters can be "
+            "read"
         )
-    wrong = [
-        f"{name}={value!r}"
-        for name, value in raw.items()
-        if name not in (*_READ, *_HARMLESS)
-        and (value or (name == "layers_to_transform" and value is not None))  # 0 is a layer
-        and value not in _NEUTRAL.get(name, ())
-    ]
-    if wrong:
-        raise ValueError(
-            f"{path}: {few(sorted(wrong))} may change the update and is not supported: train or "
-            "convert the adapter without it"
-        )
+    check_fields(path, raw, (*_READ, *_HARMLESS))
     if raw.get("use_rslora") not in (None, True, False):
         raise ValueError(f"{path}: use_rslora={raw['use_rslora']!r}: must be true or false")
     patterns = {name: raw.get(name) or {} for name in ("rank_pattern", "alpha_pattern")}
@@ -100,17 +93,44 @@ def read_peft_config(folder: Path) -> PeftConfig:
             _positive(f"{path}: {name}[{pattern!r}]", value, whole=name == "rank_pattern")
     rank = _positive(f"{path}: r", raw.get("r"), whole=True)
     alpha = _positive(f"{path}: lora_alpha", raw.get("lora_alpha"))
-    # A pattern, and a list with exceptions, say what may be adapted, not what is.
-    modules, parameters = raw.get("target_modules"), raw.get("target_parameters")
-    listed = isinstance(modules, list) and not raw.get("exclude_modules")
     return PeftConfig(
         LoRA(rank, alpha, bool(raw.get("use_rslora"))),
         tuple(patterns["rank_pattern"].items()),
         tuple((pattern, float(value)) for pattern, value in patterns["alpha_pattern"].items()),
-        tuple(modules) if listed else (),
-        tuple(parameters or ()),
+        modules_of(raw),
+        tuple(raw.get("target_parameters") or ()),
         tuple(int(n) for n in re.findall(r"\d+", str(raw.get("peft_version") or "0.0"))[:2]),
     )
+
+
+def is_oft(folder: Path) -> bool:
+    """Whether the adapter of a folder rotates inputs."""
+    return read_json(folder / CONFIG_FILE).get("peft_type") == "OFT"
+
+
+def check_fields(path: Path, raw: dict, known: tuple[str, ...]) -> None:
+    """Refuses fields besides those known that may change the computation."""
+    wrong = [
+        f"{name}={value!r}"
+        for name, value in raw.items()
+        if name not in known
+        and (value or (name == "layers_to_transform" and value is not None))  # 0 is a layer
+        and value not in _NEUTRAL.get(name, ())
+    ]
+    if wrong:
+        raise ValueError(
+            f"{path}: {few(sorted(wrong))} may change the update and is not supported: train or "
+            "convert the adapter without it"
+        )
+
+
+def modules_of(raw: dict) -> tuple[str, ...]:
+    """`target_modules`, where they say what is adapted.
+
+    A pattern, and a list with exceptions, say what may be.
+    """
+    modules = raw.get("target_modules")
+    return tuple(modules) if isinstance(modules, list) and not raw.get("exclude_modules") else ()
 
 
 def write_peft_config(

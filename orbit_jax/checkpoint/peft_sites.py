@@ -110,6 +110,13 @@ def is_expert(path: tuple[str, ...]) -> bool:
     return "experts" in path
 
 
+def insert(tree: dict, path: tuple[str, ...], params: dict) -> None:
+    """Puts the parameters of the weight at a module path into a stack's tree."""
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[path[-1]] = params
+
+
 def in_layer(module: str) -> str:
     """A module's name from its layer on: `self_attn.q_proj`."""
     parts = module.split(".")

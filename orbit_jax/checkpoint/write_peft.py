@@ -15,9 +15,12 @@ import numpy as np
 
 from orbit_jax.adapters.adapter import Adapter, Method, at
 from orbit_jax.adapters.lora import LoRA
+from orbit_jax.adapters.oft import OFT
 from orbit_jax.checkpoint.layout import layout as base_layout
-from orbit_jax.checkpoint.peft import FACTS_FILE, PREFIX, WEIGHTS_FILE
+from orbit_jax.checkpoint.peft import FACTS_FILE
 from orbit_jax.checkpoint.peft_config import CONFIG_FILE, scale_ratio, write_peft_config
+from orbit_jax.checkpoint.peft_keys import PREFIX, WEIGHTS_FILE
+from orbit_jax.checkpoint.peft_oft import write_rotations
 from orbit_jax.checkpoint.peft_sites import (
     EXPERT_PARAMETERS,
     Part,
@@ -50,7 +53,7 @@ def save_adapter(
 
     Args:
       folder: made if it is missing; files of the same names are replaced.
-      adapter: of LoRA throughout.
+      adapter: of LoRA throughout, or of OFT, whose experts have modules of their own.
       facts: of `adapter_facts`, stored in `orbit.json` and in the header of the weights.
       layout: `per_module` gives each expert keys of its own, which serving engines load; `fused`
         gives a layer's experts those of two 3-D parameters, which is how models hold them since
@@ -62,15 +65,40 @@ def save_adapter(
         `language_model.`.
 
     Raises:
-      ValueError: for an unknown layout or dtype, a method that is not LoRA, or experts' gate and
-        up of different scales, which readers take as one weight.
+      ValueError: for an unknown layout or dtype, another method, experts' gate and up of different
+        scales, which readers take as one weight, or rotations that PEFT does not have.
     """
     for name, value, known in (("layout", layout, LAYOUTS), ("dtype", dtype, DTYPES)):
         if value not in known:
             raise ValueError(f"{name}={value!r}: must be one of {known}")
     adapter = _written_out(adapter.replace(params=jax.device_get(adapter.params)), config)
-    methods = _methods(adapter, config)
     fused = layout == "fused" or _holds_experts_together(config)
+    if isinstance(adapter.method, OFT):
+        fused = False
+        if layout == "fused":
+            raise ValueError("layout='fused': PEFT rotates modules only, use 'per_module'")
+        peft_config, tensors = write_rotations(
+            *(adapter, config, facts["base"], wrapper),
+            lambda names: _targets(names, config, fused, wrapper),
+        )
+    else:
+        peft_config, tensors = _pairs(adapter, config, facts["base"], fused, wrapper)
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {key: values.astype(jnp.dtype(dtype)) for key, values in tensors.items()}
+    header = {"format": "pt", "orbit": json.dumps(dict(facts), sort_keys=True)}
+    write_safetensors(folder / WEIGHTS_FILE, tensors, header)
+    facts = {**facts, "layout": "fused" if fused else layout, "dtype": dtype}
+    for name, value in ((CONFIG_FILE, peft_config), (FACTS_FILE, facts)):
+        (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _pairs(
+    adapter: Adapter, config: ModelConfig, base: str, fused: bool, wrapper: str
+) -> tuple[dict, dict[str, np.ndarray]]:
+    """The fields of `adapter_config.json` and the f32 tensors of an adapter of LoRA."""
+    methods = _methods(adapter, config)
     # For each parameter of experts: the weights of it that are adapted, and its rank and alpha.
     paths = {
         name: [path for path in methods if is_expert(path) and path[-1] in parts]
@@ -96,21 +124,14 @@ def save_adapter(
         patterns.items(),
         _targets([site.name for site in written if not site.experts], config, fused, wrapper),
         sorted({in_layer(site.name) for site in written if site.experts}),
-        facts["base"],
+        base,
     )
     tensors = {}
     for site in written:
         pair = site.join(*_pair(adapter, site, site.name.rpartition(".")[2] in shared))
         for matrix, values in zip("AB", pair, strict=True):
-            tensors[f"{PREFIX}{site.key}.lora_{matrix}.weight"] = values.astype(jnp.dtype(dtype))
-
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    header = {"format": "pt", "orbit": json.dumps(dict(facts), sort_keys=True)}
-    write_safetensors(folder / WEIGHTS_FILE, tensors, header)
-    facts = {**facts, "layout": "fused" if fused else layout, "dtype": dtype}
-    for name, value in ((CONFIG_FILE, peft_config), (FACTS_FILE, facts)):
-        (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+            tensors[f"{PREFIX}{site.key}.lora_{matrix}.weight"] = values
+    return peft_config, tensors
 
 
 def _written_out(adapter: Adapter, config: ModelConfig) -> Adapter:
@@ -122,7 +143,8 @@ def _written_out(adapter: Adapter, config: ModelConfig) -> Adapter:
         return np.broadcast_to(leaf, (len(leaf), config.num_experts, *leaf.shape[2:]))
 
     def own(method: Method) -> Method:
-        return dataclasses.replace(method, shared="") if isinstance(method, LoRA) else method
+        known = isinstance(method, LoRA | OFT)
+        return dataclasses.replace(method, shared="") if known else method
 
     return adapter.replace(
         params=jax.tree_util.tree_map_with_path(spread, adapter.params),

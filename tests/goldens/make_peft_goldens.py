@@ -84,7 +84,7 @@ def main() -> None:
             config[field] = sorted(config[field]) if config[field] else config[field]
         text = json.dumps(config, indent=2, sort_keys=True)
         (folder / "adapter_config.json").write_text(text + "\n")
-        save_reference(folder, model)
+        reference(folder, model, deltas(model))
     for folder in sorted(EXPORTS.iterdir()):
         config = json.loads((folder / "adapter_config.json").read_text())
         base = load(config["base_model_name_or_path"])
@@ -95,7 +95,7 @@ def main() -> None:
             raise SystemExit(
                 f"{folder}: PEFT misses {missing} and did not expect {result.unexpected_keys}"
             )
-        save_reference(folder, model)
+        reference(folder, model, deltas(model))
 
 
 def load(base: str) -> torch.nn.Module:
@@ -107,7 +107,8 @@ def load(base: str) -> torch.nn.Module:
     ).eval()
 
 
-def save_reference(folder: Path, model: PeftModel) -> None:
+def reference(folder: Path, model: PeftModel, updates: dict[str, np.ndarray]) -> None:
+    """Writes `reference.npz`: what the adapted model says, and its updates."""
     torch.manual_seed(1)
     tokens = torch.randint(0, model.config.vocab_size, (1, 12))
     with torch.no_grad():
@@ -116,7 +117,7 @@ def save_reference(folder: Path, model: PeftModel) -> None:
         folder / "reference.npz",
         tokens=tokens.numpy().astype(np.int32),
         logprobs=logprobs.numpy(),
-        **deltas(model),
+        **updates,
     )
 
 

@@ -1,6 +1,7 @@
-"""Rewrites `peft/exports/`: adapters that this package wrote, for PEFT to read.
+"""Rewrites `exports/` of `peft/` and `peft_oft/`: adapters of this package, for PEFT to read.
 
-Development only: `make goldens`. Run it before `make_peft_goldens.py`, which lets PEFT load them.
+Development only: `make goldens`. Run it before `make_peft_goldens.py` and
+`make_peft_oft_goldens.py`, which let PEFT load them.
 """
 
 import functools
@@ -10,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter, attach
+from orbit_jax.adapters.adapter import LINEAR_LAYERS, Adapter, Method, attach
 from orbit_jax.adapters.lora import LoRA
+from orbit_jax.adapters.oft import OFT
 from orbit_jax.checkpoint.adapter_facts import adapter_facts
 from orbit_jax.checkpoint.base import base_hash, read_config
 from orbit_jax.checkpoint.layout import layout
@@ -19,7 +21,7 @@ from orbit_jax.checkpoint.write_peft import save_adapter
 from orbit_jax.model.config import ModelConfig
 
 FOLDER = Path(__file__).parent
-EXPORTS = FOLDER / "peft" / "exports"
+EXPORTS, ROTATED = FOLDER / "peft" / "exports", FOLDER / "peft_oft" / "exports"
 SMALL, ATTENTION = LoRA(2, 4.0), ("q_proj", "k_proj", "v_proj", "o_proj")
 EXPERTS = tuple(f"experts.{name}_proj" for name in ("gate", "up", "down"))
 
@@ -62,12 +64,21 @@ CASES = {
         {"layout": "fused"},
     ),
 }
+# Rotations, in the same way.
+ROTATIONS = {
+    "series": ("qwen3_tied", (OFT(8), LINEAR_LAYERS, ()), {}),
+    "exact_shared_blocks": (
+        "families/deepseek_v3",
+        (OFT(4, neumann_terms=0, block_share=True), ("q_b_proj", "q_a_proj", "o_proj"), ()),
+        {},
+    ),
+}
 
 
 @functools.cache
 def base_of(case: str) -> tuple[ModelConfig, dict, str]:
     """Config, shapes of the weights and hash of a case's base."""
-    path = FOLDER / CASES[case][0]
+    path = FOLDER / (CASES | ROTATIONS)[case][0]
     config = read_config(path)
     return config, shapes_of(config), base_hash(path)
 
@@ -79,22 +90,22 @@ def shapes_of(config: ModelConfig) -> dict:
 
 
 def adapter_of(case: str) -> Adapter:
-    return drawn(base_of(case)[1], *CASES[case][1])
+    return drawn(base_of(case)[1], *(CASES | ROTATIONS)[case][1])
 
 
-def drawn(base: dict, method: LoRA, targets: tuple[str, ...], overrides: tuple = ()) -> Adapter:
-    """An adapter whose values are quarters, drawn weight by weight."""
+def drawn(base: dict, method: Method, targets: tuple[str, ...], overrides: tuple = ()) -> Adapter:
+    """An adapter whose values are quarters, of rotations sixteenths, drawn weight by weight."""
     shapes = jax.eval_shape(
         lambda base: attach(method, jax.random.key(0), base, targets, overrides), base
     )
-    rng = np.random.default_rng(0)
+    rng, parts = np.random.default_rng(0), 16 if isinstance(method, OFT) else 4
     return jax.tree.map(
-        lambda leaf: (rng.integers(-4, 5, leaf.shape) / 4).astype(np.float32), shapes
+        lambda leaf: (rng.integers(-4, 5, leaf.shape) / parts).astype(np.float32), shapes
     )
 
 
 def write(case: str, folder: Path) -> None:
-    base, _, settings = CASES[case]
+    base, _, settings = (CASES | ROTATIONS)[case]
     config, _, digest = base_of(case)
     facts = adapter_facts(
         config, FOLDER / base, adapter_of(case), base=base, base_hash=digest, step=3
@@ -105,3 +116,5 @@ def write(case: str, folder: Path) -> None:
 if __name__ == "__main__":
     for case in CASES:
         write(case, EXPORTS / case)
+    for case in ROTATIONS:
+        write(case, ROTATED / case)
