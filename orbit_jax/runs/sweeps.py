@@ -119,10 +119,8 @@ class Sweep:
             RunFolder(self.path(cell)).prepare(cell.config)
 
     def refresh(self, cell: Cell) -> None:
-        """Reads what the cell's run has come to; what it failed of once is over if it finished."""
+        """Reads what the cell's run has come to."""
         cell.figures, environment = figures(self.path(cell)), RunFolder(self.path(cell)).environment
-        if cell.figures:
-            cell.error = ""
         if environment.is_file():
             cell.commit = json.loads(environment.read_text(encoding="utf-8"))["git_commit"]
 

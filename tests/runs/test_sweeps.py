@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT)]
@@ -224,3 +225,24 @@ def test_sweeps_of_any_number_of_fields_are_drawn(tmp_path, grid):
     draw(found, ["entropy"], tmp_path / "entropy.png")
     assert (tmp_path / "sweep.png").stat().st_size > 10_000
     assert (tmp_path / "entropy.png").stat().st_size > 10_000
+
+
+def test_each_run_is_a_point_and_decades_have_a_logarithmic_axis(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: figures.append(figure))
+    found = run(tmp_path, RATES | {"adapter.rank": (4, 8)})
+    draw(found, MEASURES, tmp_path / "sweep.png")
+    left, right = figures[-1].axes
+    points = sorted(tuple(xy) for dots in left.collections for xy in dots.get_offsets().tolist())
+    after = [[c.config["optimizer"]["learning_rate"], c.figures["heldout_pass_after"]]
+             for c in found.cells]  # fmt: skip
+    assert points == sorted(map(tuple, after))
+    assert left.get_xscale() == "log"
+    assert left.get_xlabel() == "optimizer.learning_rate"
+    named = [text.get_text() for axes in (left, right) for text in axes.get_legend().get_texts()]
+    assert named == ["rank=4", "rank=8", "before training", "0.001", "0.01"]
+    # A median and a band over the seeds of each setting: rewards of seeds 0 and 1 from 0.1 and 0.2.
+    assert len(right.lines) == len(right.collections) == 4
+    assert right.lines[0].get_ydata() == pytest.approx([0.17] * 3)
+    draw(run(tmp_path / "ranks", {"adapter.rank": (4, 8)}, (0,)), ["gain"], tmp_path / "x.png")
+    assert figures[-1].axes[0].get_xscale() == "linear"
