@@ -37,10 +37,15 @@ class HigherLower:
     def reply(self, example: Example, transcript: Transcript) -> str | None:
         """`higher`, `lower`, or a request for a number; None when it is over."""
         guesses = [turn.text for turn in transcript if turn.role == "assistant"]
-        numbers = _WHOLE_NUMBER.findall(guesses[-1].replace("\u2212", "-")) if guesses else []
-        number = int(example.answer)
-        if len(guesses) >= self.max_turns or (numbers and int(numbers[-1]) == number):
+        guess, number = read_guess(guesses[-1]) if guesses else None, int(example.answer)
+        if len(guesses) >= self.max_turns or guess == number:
             return None
-        if not numbers:
+        if guess is None:
             return "guess a number"
-        return "higher" if int(numbers[-1]) < number else "lower"
+        return "higher" if guess < number else "lower"
+
+
+def read_guess(text: str) -> int | None:
+    """The last whole number of a turn; None if there is none."""
+    numbers = _WHOLE_NUMBER.findall(text.replace("\u2212", "-"))
+    return int(numbers[-1]) if numbers else None
