@@ -145,6 +145,7 @@ def test_wrong_humaneval_completions_earn_nothing(grader, completion, result):
     [
         ("def double(x):\n    return", " 2 * x"),
         ("def double(x):", "\n    return 2 * x"),
+        ('def double(x):\n    """Doubles."""', "    return 2 * x"),
         ("def double(x):", "    return 2 * x"),
         ("def double(x):\n    return", "def double(x):\n    return 2 * x"),
     ],
