@@ -6,6 +6,7 @@ sandbox, in which names of the program stand for calls to it. So printing a verd
 `sys.exit`, an `__eq__` that always agrees or a patched library change nothing but the program's own
 answers. Objects of its classes equal nothing but themselves, so tests compare plain values; what a
 program does to its arguments stays with it; a test that passes it the right answer gives it away.
+Objects of classes that the tests define are passed to it as copies.
 """
 
 import ast
@@ -14,7 +15,7 @@ import json
 import math
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,19 @@ from orbit_jax.tasks.task import Example, Score
 
 FLOAT_RELATIVE_TOLERANCE = 1e-9  # between floats, of which the last bits are not the task's
 KINDS = ("function", "stdio", "asserts")
+
+# Hostile text can take a compiler's memory, so this is not done here. The text is not executed.
+_FIRST_THAT_COMPILES = """
+import json, warnings
+warnings.simplefilter("ignore")
+for i, text in enumerate(json.loads(input())):
+    try:
+        compile(text, "program", "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        continue
+    print(i)
+    break
+"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +49,7 @@ class ProgramTests:
       cases: for `function`, `(args, kwargs, expected)`; for `stdio`, `(input, expected)`; for
         `asserts`, `(statement,)`.
       name: of the function; for `asserts` only needed where it is also a builtin's name.
-      setup: for `asserts`, statements to execute before them.
+      setup: for `asserts`, statements to execute before them; they may use the program's classes.
     """
 
     kind: str
@@ -124,19 +138,19 @@ class CodeGrader:
     def grade(self, example: Example, completion: str) -> Score:
         """Return the score of one completion.
 
-        `extra["tests"]` is what `read_tests` reads, or a list of such; `extra["starter_code"]`, if
-        any, is executed before the program. Details say how many of how many tests passed, and the
-        status and last words of the first that did not.
+        `extra["tests"]` is what `read_tests` reads, or a list of such. The program goes behind
+        `extra["starter_code"]`, if any, where the two are a program together (it may be whole, or
+        the body that the code lacks), else it goes alone. Details say how many of how many tests
+        passed, and the status and last words of the first that did not.
 
         Raises:
           ValueError: when the example's tests cannot be read.
         """
         given = example.extra["tests"]
         forms = [read_tests(one) for one in (given if isinstance(given, list) else [given])]
-        found = extract_program(completion)
-        if found is None or not (found[1] or self._compiles(found[0])):
+        program = self._program(completion, example.extra.get("starter_code"))
+        if program is None:
             return Score(0.0, "parse_failure", {"error": "no program"})
-        program = "\n".join([*filter(None, [example.extra.get("starter_code")]), found[0]])
         run = {"function": self._functions, "stdio": self._stdio, "asserts": self._asserts}
         outcomes: list[Outcome] = []
         with self._turns:
@@ -156,9 +170,19 @@ class CodeGrader:
         share = passed / total
         return Score(share if self.partial_credit else float(share == 1.0), "scored", details)
 
-    def _compiles(self, text: str) -> bool:
-        code = "import sys\ncompile(sys.stdin.read(), 'program', 'exec')"
-        return self.sandbox.run(code, stdin=text).status in ("ok", "infra_failure")
+    def _program(self, completion: str, starter: str | None) -> str | None:
+        found = extract_program(completion)
+        if found is None:
+            return None
+        text, fenced = found
+        if fenced and not starter:
+            return text
+        texts = [f"{starter}{text}", f"{starter}\n{text}", text] if starter else [text]
+        outcome = self.sandbox.run(_FIRST_THAT_COMPILES, stdin=json.dumps(texts))
+        if outcome.status == "infra_failure":  # the tests will meet it too
+            return texts[0]
+        first = outcome.stdout.strip()
+        return texts[int(first)] if first else (texts[-1] if fenced else None)
 
     def _stdio(self, program: str, tests: ProgramTests) -> list[Outcome]:
         outcomes = []
@@ -191,14 +215,21 @@ class CodeGrader:
         modules, stand_ins = _free_names([tests.setup, *statements])
         if tests.name:
             stand_ins = sorted({*stand_ins, tests.name})
-        setup = "".join(f"import {module}\n" for module in modules) + tests.setup
+        imports = "".join(f"import {module}\n" for module in modules)
+        alone, beside, classes = _split_setup(tests.setup, stand_ins)
         with self.sandbox.session() as session, self.sandbox.session() as checks:
             outcomes = [session.call(program, name="program")]
             if outcomes[0].status != "ok":
                 return outcomes
-            prepared = checks.call(setup)
+            prepared = checks.call(imports + alone)
             if prepared.status != "ok":  # without a word from the program: the tests are broken
                 return [Outcome("infra_failure", stderr=prepared.stderr)]
+            if classes:  # so that their objects can be passed to the program
+                session.call(classes, name="program")
+            if beside:
+                prepared = checks.call(beside, stand_ins=stand_ins, program=session)
+                if prepared.status != "ok":
+                    return [session.ended or prepared]
             outcomes.clear()
             for statement in statements:
                 outcome = checks.call(statement, stand_ins=stand_ins, program=session)
@@ -255,6 +286,22 @@ def _matches(value: Any, expected: Any) -> bool:
             *numbers, rel_tol=FLOAT_RELATIVE_TOLERANCE
         )
     return type(value) is type(expected) and value == expected
+
+
+def _split_setup(setup: str, names: Collection[str]) -> tuple[str, str, str]:
+    """What comes before any use of the program's names, the rest, and all classes with imports."""
+    body = ast.parse(setup).body
+    uses = [any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(one)) for one in body]
+    first = uses.index(True) if True in uses else len(body)
+    kinds = (ast.ClassDef, ast.Import, ast.ImportFrom)
+    classes = [one for one in body if isinstance(one, kinds)]
+    if not any(isinstance(one, ast.ClassDef) for one in classes):
+        classes = []
+    alone, beside, copied = (
+        "".join(ast.unparse(one) + "\n" for one in part)
+        for part in (body[:first], body[first:], classes)
+    )
+    return alone, beside, copied
 
 
 def _free_names(sources: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -254,7 +254,8 @@ def _verl_reader(prompt: str, task: str) -> Callable[[Columns, str], Example]:
 def _program_reader(prompt: str, column: str) -> Callable[[Columns, str], Example]:
     def reader(row: Columns, row_id: str) -> Example:
         tests = programs.tests_of_row(_plain(row), column, prompt)
-        kept = {"starter_code": row[prompt]} if column == "entry_point" else {}
+        continued = column == "entry_point" and isinstance(row.get(prompt), str)
+        kept = {"starter_code": row[prompt]} if continued else {}
         used = ("test",) if column == "entry_point" else (column,)
         example = _example(row, row_id, prompt, "", "code", used, tests=tests, **kept)
         if column != "test_list" or not isinstance(example.prompt, str):

@@ -1,7 +1,7 @@
 """The tasks of a run, by name: those of this package, and one's own from a file.
 
 `config.task.mixture` lists names, each with a weight before it or without: `sums`, `2*products`. A
-name is `sums`, `products`, `functions`, `guesses`; `data:PATH` for a file or folder of examples;
+name is `sums`, `products`, `lookups`, `functions`, `guesses`; `data:PATH` for a file or folder of examples;
 `reasoning_gym:FAMILY?SETTING=VALUE` for generated ones (see `families`); or `my_task.py:MyTask`, a
 class that is a `task.Task` and takes no arguments.
 """
@@ -25,6 +25,7 @@ from orbit_jax.tasks.functions import Functions
 from orbit_jax.tasks.grading import Grader
 from orbit_jax.tasks.guesses import Guesses
 from orbit_jax.tasks.judging import Verdict, judge
+from orbit_jax.tasks.lookups import Lookups
 from orbit_jax.tasks.mixture import Mixture, Source
 from orbit_jax.tasks.own_data import OwnData
 from orbit_jax.tasks.products import Products
@@ -129,6 +130,7 @@ def open_tasks(config: Config) -> Iterator[Tasks]:
         known = {
             "sums": lambda: Sums(*size, *kinds, tools=given),
             "products": lambda: Products(*size),
+            "lookups": lambda: Lookups(task.data_seed),
             "guesses": Guesses,
             "functions": lambda: Functions(sandbox(), task.partial_credit),
         }

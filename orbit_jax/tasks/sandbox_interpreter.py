@@ -33,6 +33,7 @@ _ACTIONS: dict[str, Callable] = {
     "value": lambda value: value,
     "call": lambda function, *args, **kwargs: function(*args, **kwargs),
     "attribute": getattr,
+    "assign": setattr,
     "item": operator.getitem,
     "length": len,
     "iterate": iter,
@@ -58,6 +59,9 @@ class Remote:
 
     def __getattr__(self, name: str) -> Any:
         return self._ask("attribute", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._ask("assign", self, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
         return self._ask("call", self, *args, **kwargs)
@@ -168,9 +172,8 @@ class Interpreter:
         try:
             of = request["of"]
             target = self.names[of] if isinstance(of, str) else self.objects[of]
-            resolve = self.objects.__getitem__
-            args = [decode(arg, resolve) for arg in request["args"]]
-            kwargs = {name: decode(arg, resolve) for name, arg in request["kwargs"].items()}
+            args = [decode(arg, self._resolve) for arg in request["args"]]
+            kwargs = {name: decode(arg, self._resolve) for name, arg in request["kwargs"].items()}
             value = _ACTIONS[request["action"]](target, *args, **kwargs)
             return b"o" + json.dumps({"value": encode(value, self._keep)}).encode()
         except BaseException as error:
@@ -180,6 +183,15 @@ class Interpreter:
     def _keep(self, value: Any) -> int:
         self.objects.append(value)
         return len(self.objects) - 1
+
+    def _resolve(self, reference: int | list) -> Any:
+        """An object of this namespace by its number, or a copy of one by its class and state."""
+        if isinstance(reference, int):
+            return self.objects[reference]
+        name, state = reference
+        copy = object.__new__(self.names[name])
+        copy.__dict__.update(decode(state, self._resolve))
+        return copy
 
     def _find(self, stand_ins: list[str]) -> None:
         """Give names of the program under test the values that they have there."""
@@ -192,8 +204,8 @@ class Interpreter:
             "kind": "invoke",
             "action": action,
             "of": of if isinstance(of, str) else of._number,
-            "args": [encode(arg, _number_of) for arg in args],
-            "kwargs": {name: encode(arg, _number_of) for name, arg in kwargs.items()},
+            "args": [encode(arg, _refer) for arg in args],
+            "kwargs": {name: encode(arg, _refer) for name, arg in kwargs.items()},
         }
         write_frame(self.reports, b"a" + json.dumps(question).encode())
         reply = json.loads(read_frame(self.commands))
@@ -234,10 +246,14 @@ def _stream(descriptor: int, mode: str, errors: str) -> io.TextIOWrapper:
     return io.TextIOWrapper(binary, "utf-8", errors, line_buffering=descriptor == 2)
 
 
-def _number_of(value: Any) -> int:
+def _refer(value: Any) -> int | list:
+    """How the program is told of a value that is not plain: its own by number, others as copies."""
     if isinstance(value, Remote):
         return value._number
-    raise CannotCross(f"a test passes a {type(value).__name__} to the program: pass plain values")
+    kind = type(value)
+    if not all(one.__module__ == "__main__" for one in kind.__mro__[:-1]):  # all but object
+        raise CannotCross(f"a test passes a {kind.__name__} to the program: pass plain values")
+    return [kind.__qualname__, encode(vars(value), _refer)]
 
 
 def _show_exception(error: BaseException) -> None:

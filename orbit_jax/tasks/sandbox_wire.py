@@ -47,12 +47,13 @@ def read_frame_by(read: Callable[[int], bytes]) -> bytes:
     return exactly(int.from_bytes(exactly(4), "big"))
 
 
-def encode(value: Any, refer: Callable[[Any], int]) -> Any:
+def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
     """A value as what JSON can hold.
 
     Args:
       value: anything; subclasses of the plain types go as the plain type.
-      refer: gives the number by which to refer to a value that is not plain, or raises TypeError.
+      refer: gives what to refer by to a value that is not plain, such as its number, as JSON can
+        hold it; or raises TypeError.
     """
     if value is None or isinstance(value, (bool, float, str)):
         return value
@@ -74,7 +75,7 @@ def encode(value: Any, refer: Callable[[Any], int]) -> Any:
     return {"reference": refer(value)}
 
 
-def decode(data: Any, resolve: Callable[[int], Any]) -> Any:
+def decode(data: Any, resolve: Callable[[Any], Any]) -> Any:
     """The value that `encode` gave as `data`.
 
     Raises:

@@ -28,3 +28,13 @@ def test_an_arm_of_expert_adapters_is_trained_and_told(tmp_path):
     (row,) = json.loads((tmp_path / "expert_adapters.json").read_text())
     assert row["beside_attention"]["trained"] == 43_008
     assert row["trained_kimi_k2"] == 87_569_408
+
+
+def test_turns_cost_the_same_bits_from_the_cache_and_computed_again(tmp_path):
+    assert "0.0" in study("turn_cost", "--quick", "--out", tmp_path)
+    found = json.loads((tmp_path / "turn_cost.json").read_text())
+    assert [row["before"] for row in found["turns"]] == [0, 16]
+    for row in (*found["turns"], *found["sizes"]):
+        assert (row["max_abs_diff"], row["other_ids"], row["compared"]) == (0.0, 0, 16)
+        assert row["cache_seconds"] > 0 < row["recomputed_seconds"]
+    assert (tmp_path / "turn_cost.png").stat().st_size > 10_000

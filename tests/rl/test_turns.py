@@ -1,16 +1,19 @@
 """Rows that go on after a tool or a user has answered, on the mixture of experts."""
 
+import itertools
 import threading
+from collections import Counter
 
 import jax
 import numpy as np
 import pytest
 from lab import Lab, prompts
+from talkers import ANSWERS, CALLS, LIMIT, STOP, USERS, Timed, dialogue_rows, name_of
 
 from orbit_jax.rl.rollouts import Rollouts
 from orbit_jax.rl.sampler import EOS, LENGTH, TOOL
+from orbit_jax.tasks.tools import ToolPool
 
-STOP, CALLS = 9, (17, 30, 44)  # ends a turn for good; call a tool
 ROWS, TURNS, ROOM = 24, 3, 40
 
 
@@ -220,6 +223,39 @@ def test_slow_tools_are_waited_for_without_asking_again_and_again(moe, adapter, 
     found = talk(moe, adapter, slow)
     np.testing.assert_array_equal(found.lengths, talked.lengths)
     assert slow.waits <= len(slow.asked)
+
+
+def test_64_dialogues_with_slow_and_failing_tools_and_users_lose_nothing_and_stall_nowhere(
+    moe, adapter
+):
+    """More dialogues than slots: those that wait hold theirs, those that end make room."""
+    rows = dialogue_rows(64)
+    asked = {"prompts": [row.prompt for row in rows], "group_size": 1, "max_completion_tokens": 50}
+    with Timed(rows, ToolPool(LIMIT, workers=64), TURNS) as environment:
+        found = talk(moe, adapter, environment, **asked)
+        texts = [
+            environment.transcript(row, found.tokens[row, :length].tolist())
+            for row, length in enumerate(found.lengths)
+        ]
+        counts = environment.counts()
+    assert environment.longest_seconds < 10 * LIMIT
+    expected = Counter()
+    for row, turns in enumerate(texts):
+        for before, turn in itertools.pairwise(turns):
+            if turn.role == "tool":
+                outcome, text = ANSWERS[name_of(before.text)]
+                assert turn.text.startswith(text)
+                expected[f"tools/{outcome}"] += 1
+            elif turn.role == "user":
+                assert turn.text == "go"
+                expected["users/ok"] += 1
+        spoken = sum(turn.role == "assistant" for turn in turns)
+        if row % 4 == 0 and found.status[row] == EOS and spoken < TURNS:
+            expected[f"users/{USERS[row // 4 % 3]}"] += 1  # and so it ended
+    assert {name: n for name, n in counts.items() if not name.startswith("turns/")} == expected
+    assert counts["turns/cut"] == 0
+    assert min(expected[f"tools/{outcome}"] for outcome in ("ok", "error", "timeout")) > 4
+    assert expected.keys() >= {f"users/{outcome}" for outcome in USERS}
 
 
 def test_without_an_environment_a_call_ends_the_row(moe, adapter, talked):

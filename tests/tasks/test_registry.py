@@ -97,7 +97,7 @@ def test_ones_own_file_may_hold_programs_and_answers(tmp_path):
     ("mixture", "message"),
     [
         ((), r"mixture=\(\): name at least one task"),
-        (("poems",), "no task 'poems'; use sums, products, guesses, functions"),
+        (("poems",), "no task 'poems'; use sums, products, lookups, guesses, functions"),
         (("x*sums",), r"no task 'x\*sums'"),
         (("0*sums",), "weight 0.0 of source 'sums' is not positive"),
         (("sums", "sums"), "'sums' is named twice"),
