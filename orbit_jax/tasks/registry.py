@@ -1,9 +1,9 @@
 """The tasks of a run, by name: those of this package, and one's own from a file.
 
 `config.task.mixture` lists names, each with a weight before it or without: `sums`, `2*products`. A
-name is `sums`, `products`, `lookups`, `functions`, `guesses`; `data:PATH` for a file or folder of examples;
-`reasoning_gym:FAMILY?SETTING=VALUE` for generated ones (see `families`); or `my_task.py:MyTask`, a
-class that is a `task.Task` and takes no arguments.
+name is `sums`, `products`, `lookups`, `functions` or `guesses`; `data:PATH` for a file or folder of
+examples; `reasoning_gym:FAMILY?SETTING=VALUE` for generated ones (see `families`); or
+`my_task.py:MyTask`, a class that is a `task.Task` and takes no arguments.
 """
 
 import contextlib
