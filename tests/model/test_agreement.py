@@ -113,13 +113,10 @@ CASES = {
         dataclasses.replace(toy.LATENT, recipe="tiles"), num_rows=3, targets=LINEAR_LAYERS
     ),
     "sinks, windows and biases": Case(toy.SINKS, targets=LINEAR_LAYERS),
-    "latent attention, rotated everywhere": Case(
-        toy.LATENT, num_rows=3, method=OFT(8, neumann_terms=0), targets=LINEAR_LAYERS
-    ),
-    "rotations that experts share, by tiles": Case(
+    "exact rotations that experts share, by tiles": Case(
         dataclasses.replace(toy.MOE, recipe="tiles"),
         num_rows=3,
-        method=OFT(16, shared="a"),
+        method=OFT(16, neumann_terms=0, shared="a"),
         targets=LINEAR_LAYERS,
     ),
     "norms over all heads, clipped": Case(
