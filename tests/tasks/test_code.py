@@ -5,7 +5,8 @@ import psutil
 import pytest
 
 from orbit_jax.tasks import sandbox_link
-from orbit_jax.tasks.code import CodeGrader, extract_program, read_tests
+from orbit_jax.tasks.code import CodeGrader, extract_program
+from orbit_jax.tasks.program_tests import read_tests
 from orbit_jax.tasks.sandbox import Limits, Sandbox
 from orbit_jax.tasks.task import Example
 
