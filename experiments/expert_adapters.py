@@ -38,7 +38,6 @@ from orbit_jax.config import (
 from orbit_jax.rl.train_state import trained_parameters
 
 ARMS = ("none", "each:1", "each:2", "each:16", "outer:8", "outer:16", "all:16")
-RATES = {"lora": OptimizerConfig().learning_rate, "oft": 2e-3}  # of learning
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 EXPERTS = ("gate_proj", "up_proj", "down_proj")
@@ -82,7 +81,7 @@ def train(arguments: argparse.Namespace, chosen: AdapterConfig) -> dict[str, lis
             seed=seed,
             steps=arguments.steps,
             adapter=chosen,
-            optimizer=OptimizerConfig(learning_rate=rate(arguments, chosen)),
+            optimizer=OptimizerConfig(learning_rate=arguments.rate),
             evaluation=EvaluationConfig(every_steps=1000),
             run=RunConfig(root=str(arguments.root)),
         )
@@ -97,17 +96,12 @@ def train(arguments: argparse.Namespace, chosen: AdapterConfig) -> dict[str, lis
     return {"trained": trained} | {name: [one[name] for one in found] for name in SHOWN}
 
 
-def rate(arguments: argparse.Namespace, chosen: AdapterConfig) -> float:
-    """The learning rate that is asked for, or that of the method."""
-    return arguments.rate or RATES[chosen.method]
-
-
 def main() -> int:
     arguments = _arguments()
     rows = []
     for arm in arguments.arms:
         large = parameters_of_the_large_model(arm)
-        row = {"arm": arm, "learning_rate": rate(arguments, adapter(arm))}
+        row = {"arm": arm, "learning_rate": arguments.rate}
         row["beside_attention"] = train(arguments, adapter(arm, ATTENTION))
         if not arm.endswith("none"):
             row["alone"] = train(arguments, adapter(arm))
@@ -144,7 +138,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--arms", nargs="+", type=_arm, default=ARMS, help="as each:2, oft-each:8, none or oft-none"
     )
-    parser.add_argument("--rate", type=float, default=0.0, help="of learning; 0: the method's own")
+    rate = OptimizerConfig().learning_rate
+    parser.add_argument("--rate", type=float, default=rate, help="of learning")
     parser.add_argument(
         "--seeds", nargs="+", type=int, default=[0], help="a run of each arm for each"
     )
@@ -153,8 +148,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--root", type=Path, default=Path("runs"), help="of the run folders")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="of expert_adapters.json")
     arguments = parser.parse_args()
-    if arguments.steps < 1 or min(arguments.seeds) < 0 or arguments.rate < 0:
-        parser.error("--steps must be at least 1, --seeds and --rate at least 0")
+    if arguments.steps < 1 or min(arguments.seeds) < 0 or arguments.rate <= 0:
+        parser.error("--steps must be at least 1, --seeds at least 0, --rate above 0")
     return arguments
 
 
