@@ -12,7 +12,7 @@ from lab import Lab, prompts
 from orbit_jax.config import PPOConfig
 from orbit_jax.model.stream import Stream
 from orbit_jax.rl import losses
-from orbit_jax.rl.advantages import generalised, group_relative
+from orbit_jax.rl.advantages import dr_grpo, gae
 from orbit_jax.rl.batch import Batch
 from orbit_jax.rl.packing import pack
 from orbit_jax.rl.rollouts import Rollouts
@@ -24,7 +24,7 @@ NAN, INF = np.nan, np.inf
 
 @pytest.fixture(scope="module")
 def config(toy: Lab) -> StepConfig:
-    """Plain, with the smallest learning rate: one epoch, group-relative, KL as a metric."""
+    """Plain, with the smallest learning rate: one epoch, Dr. GRPO, KL as a metric."""
     return toy.config()
 
 
@@ -100,7 +100,7 @@ def rewards_of(batch: Batch, values: dict[int, float]) -> Batch:
 @pytest.fixture(scope="module")
 def with_reference(toy: Lab, adapter):
     """Settings and state of a run that began from an adapter and keeps it as its reference."""
-    config = toy.config(kl="loss", kl_coefficient=0.5)
+    config = toy.config(kl="loss", kl_estimator="k3", kl_coefficient=0.5)
     return config, toy.state(config, adapter, reference=adapter)
 
 
@@ -187,7 +187,7 @@ def test_the_forward_pass_sees_the_rounded_copy(toy, plain, batch):
 
 def junk_at_tool_tokens(config: PPOConfig, x):
     """Group-relative advantages with values that must never be read outside the mask."""
-    advantages, returns = group_relative(config, x)
+    advantages, returns = dr_grpo(config, x)
     return jnp.where(x.mask, advantages, NAN), jnp.where(x.mask, returns, INF)
 
 
@@ -460,13 +460,13 @@ def mean_loss(config: PPOConfig, *arguments):
 
 
 def advantages_of_rows(config: PPOConfig, experience):
-    advantages, returns = group_relative(config, experience)
+    advantages, returns = dr_grpo(config, experience)
     return advantages[:, :1], returns
 
 
 @pytest.mark.parametrize(
     ("loss_fn", "advantage_fn"),
-    [(mean_loss, group_relative), (losses.ppo_clip, advantages_of_rows)],
+    [(mean_loss, dr_grpo), (losses.ppo_clip, advantages_of_rows)],
 )
 def test_what_is_not_one_number_per_token_is_refused(
     toy, config, state, batch, loss_fn, advantage_fn
@@ -551,7 +551,7 @@ def test_a_critic_learns_a_constant_reward(toy, adapter, batch):
     batch = rewards_of(batch, dict.fromkeys(range(Lab.rows), 1.0))
     history = []
     for _ in range(40):
-        state, metrics = toy.train(config, state, batch, advantage_fn=generalised)
+        state, metrics = toy.train(config, state, batch, advantage_fn=gae)
         assert metrics["update/applied"] == 1
         assert metrics["parity/max_abs_diff"] == 0
         history.append(metrics)
@@ -571,7 +571,7 @@ def test_the_memory_of_the_state_is_used_again(toy, config, state, batch):
     state = jax.tree.map(jnp.copy, state)
     leaf = lambda s: jax.tree.leaves(s.policy.params)[0]  # noqa: E731
     before = leaf(state).unsafe_buffer_pointer()
-    args = (batch, losses.ppo_clip, group_relative)
+    args = (batch, losses.ppo_clip, dr_grpo)
     after, _ = toy.step(config, toy.base, state, *args)
     assert all(x.is_deleted() for x in jax.tree.leaves((state.policy, state.optimizer)))
     assert leaf(after).unsafe_buffer_pointer() == before
