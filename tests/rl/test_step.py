@@ -5,9 +5,17 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from lab import Lab, prompts
+from states import (
+    assert_close,
+    assert_nothing_moved,
+    moments,
+    nudged,
+    rewards_of,
+    same_bits,
+    updates_counted,
+)
 
 from orbit_jax.config import PPOConfig
 from orbit_jax.model.stream import Stream
@@ -52,46 +60,6 @@ def batch(toy: Lab, sampled) -> Batch:
 def plain(toy: Lab, config, state, batch):
     """State and metrics after one plain step, which other tests compare with."""
     return toy.train(config, state, batch)
-
-
-def moments(state: TrainState) -> dict:
-    """Adam's first moment of the policy: after one step from zero, 0.1 times the gradient."""
-    found = optax.tree.get(state.optimizer.inner_states["policy"], "mu")
-    assert jax.tree.leaves(found)
-    return found
-
-
-def updates_counted(state: TrainState) -> int:
-    """How many updates the policy's optimiser has made."""
-    counts = optax.tree.get_all_with_path(state.optimizer.inner_states["policy"], "count")
-    (count,) = {int(value) for _, value in counts}
-    return count
-
-
-def same_bits(a, b) -> bool:
-    return jax.tree.structure(a) == jax.tree.structure(b) and all(
-        np.array_equal(x, y, equal_nan=True)
-        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    )
-
-
-def assert_close(a, b, rtol: float) -> None:
-    """Trees agree to `rtol` of each leaf's largest entry."""
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=rtol * np.abs(y).max())
-
-
-def assert_nothing_moved(before: TrainState, after: TrainState, metrics: dict) -> None:
-    assert metrics["update/applied"] == 0
-    assert metrics["adapter/update_size"] == 0
-    assert same_bits(after, jax.device_get(before))
-
-
-def rewards_of(batch: Batch, values: dict[int, float]) -> Batch:
-    rewards = np.array(batch.rewards)
-    for row, value in values.items():
-        rewards.reshape(-1)[row] = value
-    return batch.replace(rewards=rewards)
 
 
 # A10, A11: reference, master weights
@@ -397,13 +365,6 @@ def test_logprobs_outside_the_mask_are_no_gap(toy, adapter, sampled, epochs, jun
 # Updates that must not happen
 
 
-def nudged(batch: Batch, by: float = 1e-3) -> Batch:
-    """The sampler's log-prob of one token is off."""
-    logprobs = np.array(batch.logprobs)
-    logprobs[tuple(np.argwhere(batch.sampled)[5])] += by
-    return batch.replace(logprobs=logprobs)
-
-
 @pytest.mark.parametrize("by", [1e-3, -1e-6, NAN, INF])
 def test_a_gap_deselects_the_update(toy, config, state, batch, by):
     after, metrics = toy.train(config, state, nudged(batch, by))
@@ -509,6 +470,19 @@ def test_kl_in_the_reward_lowers_it_token_by_token(toy, adapter, batch, correcte
     score = -0.1 * np.bincount(stream.rows[on], ours - base, Lab.rows).reshape(6, 4)
     advantages = (score - score.mean(axis=1, keepdims=True)).reshape(-1)
     assert metrics["loss/policy"] == pytest.approx(-advantages[stream.rows[on]].mean(), rel=1e-3)
+
+
+def test_rollouts_of_an_older_adapter_are_corrected_too(toy, adapter, batch, corrected):
+    """Where exactness is asked they are refused: the ratio would be that of another policy."""
+    state = toy.state(corrected, adapter)
+    older = batch.replace(fingerprint=np.uint32(batch.fingerprint + 1))
+    expected, metrics = toy.train(corrected, state, batch)
+    after, stale = toy.train(corrected, state, older)
+    assert (metrics["update/same_adapter"], stale["update/same_adapter"]) == (1, 0)
+    assert stale["update/applied"] == 1
+    assert same_bits(after, expected)
+    assert stale["correction/weight_mean"] == pytest.approx(1, abs=1e-6)
+    assert stale["correction/dropped"] == 0
 
 
 # T5: what stands where
