@@ -103,27 +103,43 @@ def get_config(variant: str = "") -> ConfigDict:
     config.sampler.slots = 0  # rollouts that decode together, the others wait; 0: all of a step
 
     config.ppo = ConfigDict()
-    config.ppo.advantage = "group_relative"  # or gae, which trains a critic
+    config.ppo.loss = "ppo_clip"  # or gspo, cispo, policy_gradient: see rl/losses.py
+    # How tokens' losses make one number: token_mean, sequence_mean (of the means over rows) or
+    # constant_length (Dr. GRPO's: by rows x max_completion_tokens).
+    config.ppo.aggregation = "token_mean"
+    # Of a prompt's rollouts: grpo, dr_grpo (not divided by their spread), rloo,
+    # reinforce_pp_baseline; of a step's: reinforce, reinforce_pp; gae trains a critic.
+    config.ppo.advantage = "grpo"
+    config.ppo.dynamic_sampling = (
+        0  # most rounds a step that replace groups of equal rewards (DAPO)
+    )
+    config.ppo.overlong_filter = False  # do not train on rows cut at the limit; their reward counts
     config.ppo.epochs = 1  # passes over a step's rollouts
     config.ppo.minibatches = 1  # optimiser updates per pass
+    config.ppo.max_kl = 0.0  # no more updates once KL to the rollout policy is above it; 0: any
     config.ppo.micro_batches = 2  # parts that are in memory one after another
     config.ppo.token_buckets = (0.7, 1.0)  # lengths compiled, as shares of a full batch
     config.ppo.remat = "auto"  # make layers again in the backward pass: auto (if memory needs it)
     config.ppo.clip_low = 0.2  # the ratio may fall to 1 - clip_low
-    config.ppo.clip_high = 0.28  # and rise to 1 + clip_high
+    config.ppo.clip_high = 0.28  # and rise to 1 + clip_high; of gspo both are near 4e-4
     config.ppo.dual_clip = 0.0  # bound for negative advantages, above 1; 0 for none
-    config.ppo.scale_by_std = True  # divide group-relative advantages by the group's spread
-    config.ppo.std_floor = 1e-4  # smallest spread divided by
-    config.ppo.gamma = 1.0  # discount per token (gae)
+    config.ppo.std_floor = 1e-4  # smallest spread that advantages are divided by
+    config.ppo.gamma = 1.0  # discount per token (gae, reinforce_pp)
     config.ppo.lam = 1.0  # lambda of gae
     config.ppo.whiten = True  # standardise gae's advantages over the batch
     config.ppo.bootstrap_truncated = False  # rows cut at the length limit go on in value (gae)
     config.ppo.value_coefficient = 0.5  # weight of the critic's loss
     config.ppo.value_clip = 0.0  # how far a value may move from the old one; 0 for any
     config.ppo.entropy_coefficient = 0.0  # bonus on entropy
-    config.ppo.kl = "off"  # to the base: off, metric, reward (k1) or loss (k3)
+    config.ppo.kl = "off"  # to the base: off, metric, reward or loss
+    config.ppo.kl_estimator = "k1"  # or k2, k3; in the loss the gradient is the same, KL's own
     config.ppo.kl_coefficient = 0.0  # weight of it
-    config.ppo.max_importance_weight = 2.0  # of the corrected recipe
+    config.ppo.kl_target = 0.0  # KL per token that the coefficient is adapted to; 0: it is fixed
+    config.ppo.kl_horizon = 10.0  # steps: how slowly it is adapted
+    # Of the corrected recipe: weights of tokens or of whole rows, cut at max_importance_weight
+    # (token_tis, sequence_tis) or dropped beyond it (token_mask, sequence_mask).
+    config.ppo.correction = "token_tis"
+    config.ppo.max_importance_weight = 2.0
 
     config.optimizer = ConfigDict()
     config.optimizer.learning_rate = 5e-4  # AdamW, after warm-up

@@ -23,7 +23,7 @@ from orbit_jax.config import Config, OptimizerConfig, PPOConfig
 from orbit_jax.model.config import ModelConfig
 from orbit_jax.model.init import freeze, init_weights
 from orbit_jax.model.rope import Rope
-from orbit_jax.rl.advantages import group_relative
+from orbit_jax.rl.advantages import grpo
 from orbit_jax.rl.batch import Bucket, make_batch
 from orbit_jax.rl.losses import ppo_clip
 from orbit_jax.runs.plots import COLOURS, FAINT
@@ -84,7 +84,7 @@ def grow(rows: int, tokens: int, experts: int, layers: int) -> dict:
     bucket = Bucket(rows * tokens, rows * (tokens // 2))
     batch = make_batch(it.model, sampling.rollouts(), np.arange(rows) % 2, 1, (bucket,))
     step, facts = compiled(
-        it.programs.ppo_step, it.programs.step, base, it.state, batch, ppo_clip, group_relative
+        it.programs.ppo_step, it.programs.step, base, it.state, batch, ppo_clip, grpo
     )
     state = it.state
 

@@ -29,7 +29,7 @@ from orbit_jax.checkpoint.placing import DEFAULT_PLACEMENT
 from orbit_jax.checkpoint.source import Rehearsal
 from orbit_jax.config import Config, PPOConfig, SamplerConfig
 from orbit_jax.rl import sampler
-from orbit_jax.rl.advantages import group_relative
+from orbit_jax.rl.advantages import grpo
 from orbit_jax.rl.losses import ppo_clip
 from orbit_jax.rl.train_state import init_state
 
@@ -95,7 +95,7 @@ def check(model: str, experts: int, rank: int, tokens: int) -> dict:
         prompts,
         (0,),
         ppo_clip,
-        group_relative,
+        grpo,
     )
     return {
         "model": model,

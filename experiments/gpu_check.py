@@ -16,7 +16,7 @@ from absl import app
 
 from orbit_jax import parity, startup
 from orbit_jax.config import Config, PPOConfig
-from orbit_jax.rl.advantages import group_relative
+from orbit_jax.rl.advantages import grpo
 from orbit_jax.rl.batch import make_batch, token_buckets
 from orbit_jax.rl.losses import ppo_clip
 from orbit_jax.rl.rollouts import generate
@@ -33,7 +33,7 @@ def check(config: Config, recipe: str) -> dict:
     programs = parity.build(recipe, frozen.model, config)
     stop_ids = frozen.tokenizer.eos_ids
     gaps, slots = parity.measure(
-        programs, config, frozen.base, state, slots, prompts, stop_ids, ppo_clip, group_relative
+        programs, config, frozen.base, state, slots, prompts, stop_ids, ppo_clip, grpo
     )
     rates = {"sampled_tokens_per_second": 0.0, "trained_tokens_per_second": 0.0}
     for step in range(STEPS + 1):
@@ -57,9 +57,7 @@ def check(config: Config, recipe: str) -> dict:
         batch = make_batch(
             programs.model, rollouts, rewards, config.ppo.micro_batches, token_buckets(config)
         )
-        state, metrics = programs.ppo_step(
-            programs.step, frozen.base, state, batch, ppo_clip, group_relative
-        )
+        state, metrics = programs.ppo_step(programs.step, frozen.base, state, batch, ppo_clip, grpo)
         jax.block_until_ready(metrics)
         if step:  # the first may compile
             new = (

@@ -12,6 +12,7 @@ behind the very ids that were sampled, sampling goes on from the cache, and none
 on.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -20,7 +21,7 @@ import numpy as np
 from orbit_jax import parity, processes, startup
 from orbit_jax.config import Config, to_dict
 from orbit_jax.plan import traffic
-from orbit_jax.rl import advantages, losses
+from orbit_jax.rl import advantages, dynamic, losses
 from orbit_jax.rl.batch import make_batch, token_buckets
 from orbit_jax.rl.rollouts import Rollouts, generate
 from orbit_jax.rl.sampler import STOP_REASONS
@@ -40,11 +41,12 @@ EVALUATION = 2**32 - 1  # stands in for the step, and keys evaluation's noise ap
 def run(
     config: Config,
     resume: str = "",
-    loss_fn: losses.LossFn = losses.ppo_clip,
+    loss_fn: losses.LossFn | None = None,
     advantage_fn: advantages.AdvantageFn | None = None,
 ) -> dict:
     """Trains by PPO and returns what `summary.json` holds."""
     startup.set_up_jax(config)
+    loss_fn = loss_fn or losses.LOSSES[config.ppo.loss]
     advantage_fn = advantage_fn or advantages.ADVANTAGES[config.ppo.advantage]
     with open_tasks(config) as tasks:
         return train(config, tasks, resume, loss_fn, advantage_fn)
@@ -66,7 +68,9 @@ def train(
     startup.check_prompts(config, {key: one.prompt for key, one in asked.items()})
     state, slots = startup.train_state(config, frozen), startup.slots(config, frozen)
 
-    def rollouts(examples: Sequence[Example], group_size: int, temperature: float, step: int):
+    def rollouts(
+        examples: Sequence[Example], group_size: int, temperature: float, step: int, first: int = 0
+    ):
         """Rollouts of each example by the current policy, verdicts on them, counts of turns."""
         nonlocal slots
         rows = [asked[e.key] for e in examples for _ in range(group_size)]
@@ -85,10 +89,22 @@ def train(
                 temperature=temperature,
                 seed=config.seed,
                 step=step,
+                prompt_ids=range(first, first + len(examples)),
                 environment=dialogues,
             )
             verdicts = processes.by_first(tasks.judge, dialogues, out)
             return out, verdicts, processes.by_first(dialogues.counts)
+
+    def draw(step: int, number: int) -> dynamic.Round:
+        """Rollouts of a step's examples, scored; of further ones from the second round on."""
+        count = sampler.prompts_per_step
+        taken = dynamic.step_of_round(step, number)
+        examples = tasks.mixture.examples_of_step(taken, count, config.seed)
+        sampled, verdicts, counts = rollouts(
+            examples, sampler.group_size, sampler.temperature, step, first=number * count
+        )
+        rewards = np.array([one["reward"] for one in verdicts], np.float32)
+        return dynamic.Round(sampled, rewards, verdicts, counts)
 
     def evaluate(parts: Mapping[str, Sequence[Example]]) -> dict[str, float]:
         """Pass rates, greedy and at temperature 1, of each part of the data."""
@@ -125,13 +141,10 @@ def train(
 
         with StopFlag() as stop:
             for step in record.timed(range(start, config.steps)):
-                examples = tasks.mixture.examples_of_step(
-                    step, sampler.prompts_per_step, config.seed
+                save = functools.partial(record.checkpoint, step, state)
+                sampled, rewards, verdicts, counts = dynamic.fill(
+                    functools.partial(draw, step), ppo.dynamic_sampling, save
                 )
-                sampled, verdicts, counts = rollouts(
-                    examples, sampler.group_size, sampler.temperature, step
-                )
-                rewards = np.array([one["reward"] for one in verdicts], np.float32)
                 batch = make_batch(
                     programs.model, sampled, rewards, ppo.micro_batches, token_buckets(config)
                 )

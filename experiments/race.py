@@ -30,7 +30,7 @@ from orbit_jax import parity, startup
 from orbit_jax.checkpoint.base import find_base
 from orbit_jax.checkpoint.tokenizer import Tokenizer
 from orbit_jax.config import from_config_dict
-from orbit_jax.rl.advantages import group_relative
+from orbit_jax.rl.advantages import grpo
 from orbit_jax.rl.batch import make_batch, token_buckets
 from orbit_jax.rl.losses import ppo_clip
 from orbit_jax.rl.rollouts import generate
@@ -98,7 +98,7 @@ def ours() -> None:
     state, slots = startup.train_state(config, frozen), startup.slots(config, frozen)
     stop_ids, decode = frozen.tokenizer.eos_ids, frozen.tokenizer.decode
     grader = Grader()
-    functions = (ppo_clip, group_relative)
+    functions = (ppo_clip, grpo)
     programs, slots, _ = parity.choose(
         config, frozen.model, frozen.base, state, slots, told["prompt_ids"], stop_ids, *functions
     )

@@ -16,6 +16,7 @@ from typing import Any
 from orbit_jax.adapters.adapter import LINEAR_LAYERS, Method, is_named
 from orbit_jax.adapters.lora import LoRA
 from orbit_jax.adapters.oft import FEWEST_TERMS, OFT
+from orbit_jax.ppo_config import CHOICES, NOT_NEGATIVE, POSITIVE, PPOConfig, requirements
 from orbit_jax.tasks.problems import TRAINED_DIFFICULTIES, UNSEEN_DIFFICULTY
 
 # By `adapter.experts`: the factors of LoRA that all experts of a layer have in common. The outer
@@ -152,38 +153,6 @@ class SamplerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class PPOConfig:
-    """The objective, and how a batch is turned into updates."""
-
-    advantage: str = "group_relative"
-    epochs: int = 1
-    minibatches: int = 1
-    micro_batches: int = 2
-    token_buckets: tuple[float, ...] = (0.7, 1.0)
-    remat: str = "auto"
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    dual_clip: float = 0.0
-    scale_by_std: bool = True
-    std_floor: float = 1e-4
-    gamma: float = 1.0
-    lam: float = 1.0
-    whiten: bool = True
-    bootstrap_truncated: bool = False
-    value_coefficient: float = 0.5
-    value_clip: float = 0.0
-    entropy_coefficient: float = 0.0
-    kl: str = "off"
-    kl_coefficient: float = 0.0
-    max_importance_weight: float = 2.0
-
-    @property
-    def critic(self) -> bool:
-        """Whether a critic is trained: only GAE reads one."""
-        return self.advantage == "gae"
-
-
-@dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW with warm-up and gradient clipping."""
 
@@ -246,7 +215,7 @@ class Config:
     reward: RewardConfig = RewardConfig()
     tools: ToolsConfig = ToolsConfig()
     sampler: SamplerConfig = SamplerConfig()
-    ppo: PPOConfig = PPOConfig()
+    ppo: PPOConfig = PPOConfig()  # noqa: RUF009, it is frozen too
     optimizer: OptimizerConfig = OptimizerConfig()
     mesh: MeshConfig = MeshConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -332,25 +301,23 @@ def _validate(config: Config) -> None:
 
     positive = """
         steps adapter.rank sampler.prompts_per_step sampler.group_size sampler.max_prompt_tokens
-        sampler.max_completion_tokens ppo.epochs ppo.minibatches ppo.micro_batches mesh.data
-        mesh.tensor mesh.processes evaluation.every_steps evaluation.problems task.train_problems
+        sampler.max_completion_tokens mesh.data mesh.tensor mesh.processes evaluation.every_steps
+        evaluation.problems task.train_problems
         task.heldout_problems run.checkpoint_every_steps run.keep_checkpoints
         run.samples_every_steps optimizer.learning_rate optimizer.critic_learning_rate
-        optimizer.max_gradient_norm ppo.std_floor ppo.max_importance_weight adapter.alpha
+        optimizer.max_gradient_norm adapter.alpha
         task.grader_workers task.grader_max_seconds task.max_grading_seconds tools.max_turns
         tools.max_seconds tools.workers tools.program_seconds tools.sandbox_workers
         base.working_copy_share
     """
     not_negative = """
         seed task.data_seed task.unseen_problems optimizer.warmup_steps optimizer.weight_decay
-        ppo.clip_low ppo.clip_high ppo.value_clip ppo.kl_coefficient ppo.entropy_coefficient
-        ppo.value_coefficient ppo.gamma ppo.lam optimizer.b1 optimizer.b2
-        sampler.slots reward.length_buffer reward.length_weight
+        optimizer.b1 optimizer.b2 sampler.slots reward.length_buffer reward.length_weight
     """
-    for fields, least in ((positive, "above 0"), (not_negative, "at least 0")):
-        for field in fields.split():
-            enough = value_of(field) > 0 or (value_of(field) == 0 and fields is not_negative)
-            require(enough, field, f"must be {least}")
+    for field in (positive + POSITIVE).split():
+        require(value_of(field) > 0, field, "must be above 0")
+    for field in (not_negative + NOT_NEGATIVE).split():
+        require(value_of(field) >= 0, field, "must be at least 0")
     most = {
         "seed": 2**32 - 1,  # it keys the noise as 32 bits
         "task.grader_max_seconds": 3600,
@@ -372,9 +339,7 @@ def _validate(config: Config) -> None:
         "base.working_copy": ("auto", "never", "always"),
         "tools.isolation": ("strict", "weak"),
         "parity": ("auto", "fast", "tiles", "corrected"),
-        "ppo.advantage": ("group_relative", "gae"),
-        "ppo.remat": ("auto", "never", "always"),
-        "ppo.kl": ("off", "metric", "reward", "loss"),
+        **CHOICES,
     }
     for field, allowed in choices.items():
         require(value_of(field) in allowed, field, f"use one of {allowed}")
@@ -412,17 +377,6 @@ def _validate(config: Config) -> None:
         "tools.sandbox_workers, or raise that to the cores there are",
     )
     require(
-        config.ppo.micro_batches % config.ppo.minibatches == 0,
-        "ppo.minibatches",
-        f"must divide ppo.micro_batches={config.ppo.micro_batches}",
-    )
-    require(
-        config.rows % (config.ppo.micro_batches * config.mesh.data) == 0,
-        "ppo.micro_batches",
-        f"times mesh.data={config.mesh.data} must divide the {config.rows} rollouts of a step "
-        "(sampler.prompts_per_step x sampler.group_size)",
-    )
-    require(
         config.mesh.size % config.mesh.processes == 0,
         "mesh.processes",
         f"must divide the {config.mesh.size} devices of the mesh",
@@ -443,30 +397,5 @@ def _validate(config: Config) -> None:
         f"must be at most the {config.rows} rollouts of a step and a multiple of the "
         f"{config.mesh.size} devices of the mesh; 0 is one for each rollout",
     )
-    require(
-        config.ppo.critic or config.sampler.group_size > 1,
-        "sampler.group_size",
-        "a group-relative advantage needs at least 2 samples a prompt; raise it, or use "
-        'ppo.advantage="gae"',
-    )
-    # Of a full micro-batch, whose prompts are held once a group.
-    sampler = config.sampler
-    tokens_per_row = sampler.max_prompt_tokens / sampler.group_size + sampler.max_completion_tokens
-    require(
-        config.ppo.token_buckets[-1:] == (1.0,)
-        and all(share * tokens_per_row >= 2 for share in config.ppo.token_buckets)
-        and max(config.ppo.token_buckets) == 1,
-        "ppo.token_buckets",
-        "must be shares of at least 2 tokens a row; the last is 1.0, which holds any batch",
-    )
-    require(
-        (config.ppo.kl_coefficient > 0) == (config.ppo.kl in ("reward", "loss")),
-        "ppo.kl_coefficient",
-        f"does not go with ppo.kl={config.ppo.kl!r}: a coefficient above 0 is used by 'reward' and "
-        "'loss', which need one",
-    )
-    require(
-        config.ppo.dual_clip == 0 or config.ppo.dual_clip > 1,
-        "ppo.dual_clip",
-        "must be above 1, or 0 for none",
-    )
+    for ok, field, remedy in requirements(config):
+        require(ok, field, remedy)

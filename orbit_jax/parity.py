@@ -78,7 +78,12 @@ def build(recipe: str, model: ModelConfig, config: Config, platform: str | None 
         recipe=recipe,
         model=model,
         step=StepConfig(
-            model, config.ppo, config.optimizer, seed=config.seed, exact=recipe != "corrected"
+            model,
+            config.ppo,
+            config.optimizer,
+            config.sampler.max_completion_tokens,
+            seed=config.seed,
+            exact=recipe != "corrected",
         ),
         sample=compiler.jit(
             sample,

@@ -190,7 +190,8 @@ def initial_state(
     if config.ppo.critic:
         head = jnp.zeros(model.hidden_size)
         critic = Critic(_critic_adapter(config, keys[1], base), head)
-    return init_state(config.optimizer, policy, critic, reference)
+    adapted = config.ppo.kl_coefficient if config.ppo.kl_target else None
+    return init_state(config.optimizer, policy, critic, reference, adapted)
 
 
 def slots(config: Config, frozen: Frozen) -> SamplerState:

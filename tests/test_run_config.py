@@ -9,6 +9,10 @@ from configs import smollm2_math, tiny_moe
 from orbit_jax import startup
 from orbit_jax.adapters.lora import LoRA
 from orbit_jax.config import Config, from_config_dict, to_dict
+from orbit_jax.ppo_config import CHOICES
+from orbit_jax.rl.advantages import ADVANTAGES
+from orbit_jax.rl.kl import ESTIMATORS
+from orbit_jax.rl.losses import LOSSES
 
 
 def test_the_defaults_are_those_that_the_shipped_recipe_documents():
@@ -69,6 +73,33 @@ def test_whole_numbers_stand_for_floats_and_lists_for_tuples():
         ({"ppo": {"minibatches": 3}}, "must divide ppo.micro_batches=2"),
         ({"ppo": {"dual_clip": 0.5}}, "must be above 1, or 0 for none"),
         ({"ppo": {"kl": "loss"}}, "kl_coefficient=0.0: does not go with ppo.kl='loss'"),
+        ({"ppo": {"loss": "ppo"}}, "config.ppo.loss='ppo': use one of .*'gspo'"),
+        ({"ppo": {"aggregation": "mean"}}, "config.ppo.aggregation='mean': use one of"),
+        ({"ppo": {"correction": "tis"}}, "config.ppo.correction='tis': use one of"),
+        ({"sampler": {"group_size": 1}}, "config.sampler.group_size=1: ppo.advantage='grpo' comp"),
+        (
+            {"sampler": {"group_size": 1}, "ppo": {"advantage": "rloo"}},
+            "raise it, or use 'reinforce', 'reinforce_pp' or 'gae'",
+        ),
+        (
+            {
+                "sampler": {"group_size": 1, "prompts_per_step": 1},
+                "ppo": {"advantage": "reinforce", "micro_batches": 1},
+            },
+            "prompts_per_step=1: ppo.advantage='reinforce' compares the rollouts of a step",
+        ),
+        ({"ppo": {"value_clip": 0.2}}, "value_clip=0.2: there is no critic with ppo.advantage="),
+        ({"ppo": {"bootstrap_truncated": True}}, "bootstrap_truncated=True: there is no critic"),
+        ({"ppo": {"dual_clip": 3.0, "loss": "gspo"}}, "is no part of ppo.loss='gspo'"),
+        ({"ppo": {"kl_target": 0.1}}, "kl_target=0.1: there is no coefficient to adapt"),
+        ({"ppo": {"kl_horizon": 0.5}}, "kl_horizon=0.5: must be at least 1 step"),
+        ({"ppo": {"max_kl": 0.1}}, "max_kl=0.1: stops the later of several updates"),
+        ({"ppo": {"max_importance_weight": 0.5}}, "max_importance_weight=0.5: must be at least 1"),
+        ({"ppo": {"dynamic_sampling": -1}}, "dynamic_sampling=-1: must be at least 0"),
+        (
+            {"ppo": {"dynamic_sampling": 3, "advantage": "reinforce"}},
+            "dynamic_sampling=3: replaces groups that ppo.advantage='reinforce' does not read",
+        ),
         ({"base": {"weights": "zeros"}}, "config.base.weights='zeros': use one of"),
         ({"adapter": {"overrides": "up_proj:2"}}, "expected a list such as"),
         ({"adapter": {"overrides": ["up_proj"]}}, "'up_proj' is not a weight with its rank"),
@@ -93,6 +124,12 @@ def test_whole_numbers_stand_for_floats_and_lists_for_tuples():
 def test_what_makes_no_sense_is_refused_by_its_name(given: dict, sentence: str):
     with pytest.raises(ValueError, match=sentence):
         from_config_dict(given)
+
+
+def test_what_the_config_chooses_by_name_is_what_there_is():
+    assert set(CHOICES["ppo.loss"]) == set(LOSSES)
+    assert set(CHOICES["ppo.advantage"]) == set(ADVANTAGES)
+    assert set(CHOICES["ppo.kl_estimator"]) == set(ESTIMATORS)
 
 
 @pytest.mark.parametrize("rank_stabilized", [False, True])

@@ -11,7 +11,7 @@ from worker import CASES, counted, lengths_of, serve
 from orbit_jax import mesh, parity, startup
 from orbit_jax.config import Config, from_config_dict
 from orbit_jax.rl import sampler
-from orbit_jax.rl.advantages import group_relative
+from orbit_jax.rl.advantages import grpo
 from orbit_jax.rl.batch import make_batch, token_buckets
 from orbit_jax.rl.losses import ppo_clip
 from orbit_jax.rl.rollouts import Rollouts, generate
@@ -81,7 +81,7 @@ class Contestant:
             self.programs.model, rollouts, rewards, config.ppo.micro_batches, token_buckets(config)
         )
         self.state, metrics = self.programs.ppo_step(
-            self.programs.step, self.frozen.base, self.state, batch, ppo_clip, group_relative
+            self.programs.step, self.frozen.base, self.state, batch, ppo_clip, grpo
         )
         return {"logprob_gap": float(jax.device_get(metrics)["parity/max_abs_diff"])}
 

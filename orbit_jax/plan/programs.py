@@ -23,7 +23,7 @@ from orbit_jax.rl import sampler, train_state
 from orbit_jax.rl.admission import admit_prompts
 from orbit_jax.rl.advantages import ADVANTAGES
 from orbit_jax.rl.batch import Batch, token_buckets
-from orbit_jax.rl.losses import ppo_clip
+from orbit_jax.rl.losses import LOSSES
 from orbit_jax.rl.sampler import Incoming, SamplerState
 from orbit_jax.rl.train_state import TrainState
 
@@ -78,7 +78,7 @@ def compile_programs(
 ) -> dict[str, Compiled]:
     """`sample` and `ppo_step` of a run, compiled for the platform that the arguments lie on."""
     programs = parity.build(recipe, given.model, config, platform)
-    advantage = ADVANTAGES[config.ppo.advantage]
+    functions = LOSSES[config.ppo.loss], ADVANTAGES[config.ppo.advantage]
     steps = _like(given.state.step, jnp.int32)
     lowerings = {
         "sample": lambda: programs.sample.lower(
@@ -91,7 +91,7 @@ def compile_programs(
             filters=False,
         ),
         "ppo_step": lambda: programs.ppo_step.lower(
-            programs.step, given.base, given.state, given.batch, ppo_clip, advantage
+            programs.step, given.base, given.state, given.batch, *functions
         ),
     }
     return {name: _timed(lower) for name, lower in lowerings.items()}

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 
 
 @struct.dataclass
@@ -10,30 +11,42 @@ class Sums:
     """Running totals of one or more micro-batches.
 
     Attributes:
-      totals: masked sums by name; maxima: masked maxima by name.
-      count: tokens under the mask.
+      losses: what the update minimises, by name: shares of micro-batches that add up.
+      totals: sums over the trained tokens by name; maxima: over all that were sampled.
+      count: trained tokens.
       load: [sparse layers, E] int32, how often each expert was chosen.
     """
 
+    losses: dict[str, jax.Array]
     totals: dict[str, jax.Array]
     maxima: dict[str, jax.Array]
     count: jax.Array
     load: jax.Array
 
     @classmethod
-    def of(cls, totals: dict, maxima: dict, mask: jax.Array, load: jax.Array) -> "Sums":
+    def of(
+        cls,
+        losses: dict[str, jax.Array],
+        totals: dict[str, jax.Array],
+        trained: jax.Array,
+        load: jax.Array,
+        maxima: dict[str, jax.Array] | None = None,
+        sampled: jax.Array | None = None,
+    ) -> "Sums":
         """Reduces per-token arrays [N]; a maximum is over values that cannot be negative."""
-        masked = lambda x: jax.lax.stop_gradient(jnp.where(mask, x, 0.0))  # noqa: E731
+        masked = lambda x, on: lax.stop_gradient(jnp.where(on, x, 0.0))  # noqa: E731
         return cls(
-            totals={k: masked(v).sum() for k, v in totals.items()},
-            maxima={k: masked(v).max() for k, v in maxima.items()},
-            count=mask.sum(),
+            losses=jax.tree.map(lax.stop_gradient, losses),
+            totals={k: masked(v, trained).sum() for k, v in totals.items()},
+            maxima={k: masked(v, sampled).max() for k, v in (maxima or {}).items()},
+            count=trained.sum(),
             load=load,
         )
 
     def merge(self, other: "Sums") -> "Sums":
         """Totals add up, maxima are compared."""
         return Sums(
+            losses=jax.tree.map(jnp.add, self.losses, other.losses),
             totals=jax.tree.map(jnp.add, self.totals, other.totals),
             maxima=jax.tree.map(jnp.maximum, self.maxima, other.maxima),
             count=self.count + other.count,
@@ -41,11 +54,18 @@ class Sums:
         )
 
     def finish(self) -> dict[str, jax.Array]:
-        """Scalars; a leading dimension of updates is folded in."""
+        """Scalars; a leading dimension of updates is folded in, losses by their mean."""
+        updates = jnp.maximum((self.count > 0).sum(), 1)
+        losses = {k: v.sum() / updates for k, v in self.losses.items()}
         count = jnp.maximum(self.count.sum(), 1)
         means = {k: v.sum() / count for k, v in self.totals.items()}
         maxima = {k: v.max() for k, v in self.maxima.items()}
-        return means | maxima | load_spread(self.load.sum(axis=tuple(range(self.load.ndim - 2))))
+        return (
+            losses
+            | means
+            | maxima
+            | load_spread(self.load.sum(axis=tuple(range(self.load.ndim - 2))))
+        )
 
 
 def load_spread(load: jax.Array) -> dict[str, jax.Array]:

@@ -24,13 +24,18 @@ class Critic:
 
 @struct.dataclass
 class TrainState:
-    """All that training moves. `reference` is a frozen adapter, or None when the base is it."""
+    """All that training moves.
+
+    `reference` is a frozen adapter, or None when the base is it; `kl_coefficient` an f32 scalar, or
+    None where the config's is kept.
+    """
 
     policy: Adapter
     critic: Critic | None
     reference: Adapter | None
     optimizer: optax.OptState
     step: jax.Array
+    kl_coefficient: jax.Array | None = None
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
@@ -53,14 +58,17 @@ def init_state(
     policy: Adapter,
     critic: Critic | None,
     reference: Adapter | None = None,
+    kl_coefficient: float | None = None,
 ) -> TrainState:
     """A fresh state: f32 masters and zero moments; the base has neither.
 
-    The reference may be the policy as it stands: it is copied, since the state is donated.
+    The reference may be the policy as it stands: it is copied, since the state is donated. With a
+    `kl_coefficient` the steps adapt it, from there on.
     """
     optimizer = make_optimizer(config).init(trainable(policy, critic))
     reference = jax.tree.map(jnp.copy, reference)
-    return TrainState(policy, critic, reference, optimizer, jnp.int32(0))
+    adapted = None if kl_coefficient is None else jnp.float32(kl_coefficient)
+    return TrainState(policy, critic, reference, optimizer, jnp.int32(0), adapted)
 
 
 def state_specs(config: ModelConfig, state: TrainState) -> TrainState:
@@ -84,6 +92,7 @@ def state_specs(config: ModelConfig, state: TrainState) -> TrainState:
         reference=mesh.stored_specs(config.mesh, state.reference),
         optimizer=jax.tree_util.tree_map_with_path(of_moment, state.optimizer),
         step=P(),
+        kl_coefficient=None if state.kl_coefficient is None else P(),
     )
 
 

@@ -33,6 +33,7 @@ MOST_IDLE_STEPS = 3  # in a row without an update; then something is broken that
 # Fields of a config that a resumed run may change: they alter neither shapes nor meaning.
 MAY_DIFFER = (
     "steps",
+    "ppo.dynamic_sampling",  # how far a step may go on, not what it draws until then
     "parity",  # every recipe but `corrected`, which warns, is held to the same difference: 0
     "evaluation.every_steps",
     "run.checkpoint_every_steps",

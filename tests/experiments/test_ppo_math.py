@@ -193,6 +193,34 @@ def test_a_resumed_run_equals_one_in_a_single_go(finished, tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_resumed_run_draws_the_same_further_groups_and_has_the_same_coefficient(tmp_path):
+    settings = {"dynamic_sampling": 3, "kl": "loss", "kl_coefficient": 0.1, "kl_target": 0.01}
+    fields = {f"ppo__{name}": value for name, value in settings.items()}
+    ppo_math.run(recipe(tmp_path / "whole", steps=2, **fields))
+    ppo_math.run(recipe(tmp_path / "part", steps=1, **fields))
+    whole, part = only_run(tmp_path / "whole"), only_run(tmp_path / "part")
+    # The limit may be another: what is drawn until then does not depend on it.
+    ppo_math.run(recipe(tmp_path / "part", steps=2, **fields | {"ppo__dynamic_sampling": 4}), part)
+    first, second = (r for r in read_metrics(whole) if "tokens" in r)
+    for row in (first, second):
+        assert row["parity/max_abs_diff"] == 0
+        assert 1 < row["dynamic_sampling/rounds"] <= 3
+        flat = row["dynamic_sampling/flat_groups"]
+        assert row["reward/flat_groups"] == flat / 8
+        assert flat == 0 or row["dynamic_sampling/rounds"] == 3
+    assert first["kl/coefficient"] == np.float32(0.1) != second["kl/coefficient"]
+    for one, other in zip(
+        *(_arrays(f / "checkpoints/step_000002") for f in (whole, part)), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_run_whose_groups_never_differ_stops_with_a_sentence_and_loses_nothing(tmp_path):
+    with pytest.raises(ValueError, match="dynamic_sampling=2: in 16 groups of 2 rounds all"):
+        ppo_math.run(recipe(tmp_path, ppo__dynamic_sampling=2, reward__correctness=0.0))
+    assert run_state.latest(only_run(tmp_path) / "checkpoints").path.name == "step_000000"
+
+
 def _arrays(checkpoint: Path) -> list[np.ndarray]:
     state = run_state._load(checkpoint, state=run_state.ocp.args.StandardRestore())["state"]
     return [np.asarray(state[name]) for name in sorted(state)]
@@ -266,7 +294,7 @@ def test_tiles_are_chosen_unasked_where_the_library_depends_on_shapes(tmp_path, 
         ({"sampler__max_prompt_tokens": 4}, r"max_prompt_tokens=4: .* has \d+ tokens"),
         ({"sampler__prompts_per_step": 8_000_000}, "GB are free"),
         ({"sampler__temperature": 0.0}, "greedy samples is refused"),
-        ({"sampler__group_size": 1}, "at least 2 samples"),
+        ({"sampler__group_size": 1}, "needs at least 2"),
         ({"ppo__micro_batches": 3}, "must divide the 16 rollouts"),
         ({"adapter__targets": ("gate",)}, "never adapted"),
         ({"mesh__tensor": 64}, "64 devices"),

@@ -27,7 +27,7 @@ from orbit_jax.model.config import MeshShape, ModelConfig  # noqa: E402
 from orbit_jax.plan import traffic  # noqa: E402
 from orbit_jax.quant.qtensor import QTensor  # noqa: E402
 from orbit_jax.rl import sampler, train_state  # noqa: E402
-from orbit_jax.rl.advantages import group_relative  # noqa: E402
+from orbit_jax.rl.advantages import grpo  # noqa: E402
 from orbit_jax.rl.batch import make_batch, token_buckets  # noqa: E402
 from orbit_jax.rl.losses import ppo_clip  # noqa: E402
 from orbit_jax.rl.rollouts import generate  # noqa: E402
@@ -163,14 +163,14 @@ def steps(
         batch = make_batch(model, rollouts, rewards, count, token_buckets(changed)[-1:])
         step = functools.partial(programs.ppo_step, programs.step, base)
         copy = jax.tree.map(jnp.copy, state)
-        after, metrics = step(copy, batch, ppo_clip, group_relative)
+        after, metrics = step(copy, batch, ppo_clip, grpo)
         pairs = zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True)
         moved = sum(not a.sharding.is_equivalent_to(b.sharding, a.ndim) for a, b in pairs)
         found["gap"].append(float(metrics["parity/max_abs_diff"]))
         found["loss"].append(float(metrics["loss/policy"]))
         found["gradient"].append(float(metrics["gradient_norm/policy"]))
         _, slots = sampled(after.policy, slots)
-        step(after, batch, ppo_clip, group_relative)
+        step(after, batch, ppo_clip, grpo)
         compiled = programs.sample.executables + programs.ppo_step.executables
         found["resharded"].append(moved + compiled - 1 - len(found["gap"]))
         found["sent"].append(traffic.of_step(programs, rollouts))

@@ -23,8 +23,8 @@ from orbit_jax.model.init import freeze, init_weights
 from orbit_jax.model.rope import Rope
 from orbit_jax.model.stream import Stream
 from orbit_jax.model.transformer import apply
-from orbit_jax.rl import rollouts, sampler, step
-from orbit_jax.rl.advantages import group_relative
+from orbit_jax.rl import objective, rollouts, sampler, step
+from orbit_jax.rl.advantages import dr_grpo
 from orbit_jax.rl.batch import Batch, Bucket, make_batch
 from orbit_jax.rl.losses import ppo_clip
 from orbit_jax.rl.rollouts import Rollouts
@@ -72,8 +72,8 @@ class Lab:
         self.step = self.jit(
             step.ppo_step, "config loss_fn advantage_fn", donate_argnames=("state",)
         )
-        self.forward = self.jit(step._forward, "config")
-        self.values = self.jit(step._values, "config")
+        self.forward = self.jit(objective.forward, "config")
+        self.values = self.jit(objective.values, "config")
         self.words = self.jit(words_and_hidden, "config")
 
     def jit(self, fn: Callable, static: str = "", **given: Any) -> programs.Program:
@@ -136,12 +136,12 @@ class Lab:
             names = {f.name for f in dataclasses.fields(kind)}
             return kind(**defaults | {k: given.pop(k) for k in list(given) if k in names})
 
-        ppo = fill(PPOConfig, kl="metric", scale_by_std=False)
+        ppo = fill(PPOConfig, kl="metric")
         rates = {"learning_rate": 1e-6, "warmup_steps": 0, "max_gradient_norm": 1e9}
-        return StepConfig(self.model, ppo, fill(OptimizerConfig, **rates), **given)
+        return StepConfig(self.model, ppo, fill(OptimizerConfig, **rates), SLOTS, **given)
 
     def state(self, config: StepConfig, policy: Adapter, **given: Any) -> TrainState:
-        """A fresh state; `critic` and `reference` by name."""
+        """A fresh state; `critic`, `reference` and `kl_coefficient` by name."""
         return init_state(config.optimizer, policy, **{"critic": None} | given)
 
     def train(
@@ -150,7 +150,7 @@ class Lab:
         state: TrainState,
         batch: Batch,
         loss_fn: Any = ppo_clip,
-        advantage_fn: Any = group_relative,
+        advantage_fn: Any = dr_grpo,
     ) -> tuple[TrainState, dict[str, np.ndarray]]:
         """One step from a copy of `state`, so that a test may start from it again."""
         state = jax.tree.map(jnp.copy, state)
@@ -160,7 +160,7 @@ class Lab:
         self, adapter: Adapter | None, stream: Stream, temperature: float = 1.0
     ) -> np.ndarray:
         """The trainer's own log-probs [N] of a stream, each standing at the token it is of."""
-        config = StepConfig(self.model, PPOConfig(), OptimizerConfig())
+        config = self.config()
         out = self.forward(config, self.base, adapter, stream, None, np.float32(temperature))
         return np.asarray(out[0])
 

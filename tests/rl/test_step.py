@@ -5,14 +5,22 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from lab import Lab, prompts
+from states import (
+    assert_close,
+    assert_nothing_moved,
+    moments,
+    nudged,
+    rewards_of,
+    same_bits,
+    updates_counted,
+)
 
 from orbit_jax.config import PPOConfig
 from orbit_jax.model.stream import Stream
 from orbit_jax.rl import losses
-from orbit_jax.rl.advantages import generalised, group_relative
+from orbit_jax.rl.advantages import dr_grpo, gae
 from orbit_jax.rl.batch import Batch
 from orbit_jax.rl.packing import pack
 from orbit_jax.rl.rollouts import Rollouts
@@ -24,7 +32,7 @@ NAN, INF = np.nan, np.inf
 
 @pytest.fixture(scope="module")
 def config(toy: Lab) -> StepConfig:
-    """Plain, with the smallest learning rate: one epoch, group-relative, KL as a metric."""
+    """Plain, with the smallest learning rate: one epoch, Dr. GRPO, KL as a metric."""
     return toy.config()
 
 
@@ -54,53 +62,13 @@ def plain(toy: Lab, config, state, batch):
     return toy.train(config, state, batch)
 
 
-def moments(state: TrainState) -> dict:
-    """Adam's first moment of the policy: after one step from zero, 0.1 times the gradient."""
-    found = optax.tree.get(state.optimizer.inner_states["policy"], "mu")
-    assert jax.tree.leaves(found)
-    return found
-
-
-def updates_counted(state: TrainState) -> int:
-    """How many updates the policy's optimiser has made."""
-    counts = optax.tree.get_all_with_path(state.optimizer.inner_states["policy"], "count")
-    (count,) = {int(value) for _, value in counts}
-    return count
-
-
-def same_bits(a, b) -> bool:
-    return jax.tree.structure(a) == jax.tree.structure(b) and all(
-        np.array_equal(x, y, equal_nan=True)
-        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    )
-
-
-def assert_close(a, b, rtol: float) -> None:
-    """Trees agree to `rtol` of each leaf's largest entry."""
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=rtol * np.abs(y).max())
-
-
-def assert_nothing_moved(before: TrainState, after: TrainState, metrics: dict) -> None:
-    assert metrics["update/applied"] == 0
-    assert metrics["adapter/update_size"] == 0
-    assert same_bits(after, jax.device_get(before))
-
-
-def rewards_of(batch: Batch, values: dict[int, float]) -> Batch:
-    rewards = np.array(batch.rewards)
-    for row, value in values.items():
-        rewards.reshape(-1)[row] = value
-    return batch.replace(rewards=rewards)
-
-
 # A10, A11: reference, master weights
 
 
 @pytest.fixture(scope="module")
 def with_reference(toy: Lab, adapter):
     """Settings and state of a run that began from an adapter and keeps it as its reference."""
-    config = toy.config(kl="loss", kl_coefficient=0.5)
+    config = toy.config(kl="loss", kl_estimator="k3", kl_coefficient=0.5)
     return config, toy.state(config, adapter, reference=adapter)
 
 
@@ -187,7 +155,7 @@ def test_the_forward_pass_sees_the_rounded_copy(toy, plain, batch):
 
 def junk_at_tool_tokens(config: PPOConfig, x):
     """Group-relative advantages with values that must never be read outside the mask."""
-    advantages, returns = group_relative(config, x)
+    advantages, returns = dr_grpo(config, x)
     return jnp.where(x.mask, advantages, NAN), jnp.where(x.mask, returns, INF)
 
 
@@ -397,13 +365,6 @@ def test_logprobs_outside_the_mask_are_no_gap(toy, adapter, sampled, epochs, jun
 # Updates that must not happen
 
 
-def nudged(batch: Batch, by: float = 1e-3) -> Batch:
-    """The sampler's log-prob of one token is off."""
-    logprobs = np.array(batch.logprobs)
-    logprobs[tuple(np.argwhere(batch.sampled)[5])] += by
-    return batch.replace(logprobs=logprobs)
-
-
 @pytest.mark.parametrize("by", [1e-3, -1e-6, NAN, INF])
 def test_a_gap_deselects_the_update(toy, config, state, batch, by):
     after, metrics = toy.train(config, state, nudged(batch, by))
@@ -460,13 +421,13 @@ def mean_loss(config: PPOConfig, *arguments):
 
 
 def advantages_of_rows(config: PPOConfig, experience):
-    advantages, returns = group_relative(config, experience)
+    advantages, returns = dr_grpo(config, experience)
     return advantages[:, :1], returns
 
 
 @pytest.mark.parametrize(
     ("loss_fn", "advantage_fn"),
-    [(mean_loss, group_relative), (losses.ppo_clip, advantages_of_rows)],
+    [(mean_loss, dr_grpo), (losses.ppo_clip, advantages_of_rows)],
 )
 def test_what_is_not_one_number_per_token_is_refused(
     toy, config, state, batch, loss_fn, advantage_fn
@@ -511,6 +472,19 @@ def test_kl_in_the_reward_lowers_it_token_by_token(toy, adapter, batch, correcte
     assert metrics["loss/policy"] == pytest.approx(-advantages[stream.rows[on]].mean(), rel=1e-3)
 
 
+def test_rollouts_of_an_older_adapter_are_corrected_too(toy, adapter, batch, corrected):
+    """Where exactness is asked they are refused: the ratio would be that of another policy."""
+    state = toy.state(corrected, adapter)
+    older = batch.replace(fingerprint=np.uint32(batch.fingerprint + 1))
+    expected, metrics = toy.train(corrected, state, batch)
+    after, stale = toy.train(corrected, state, older)
+    assert (metrics["update/same_adapter"], stale["update/same_adapter"]) == (1, 0)
+    assert stale["update/applied"] == 1
+    assert same_bits(after, expected)
+    assert stale["correction/weight_mean"] == pytest.approx(1, abs=1e-6)
+    assert stale["correction/dropped"] == 0
+
+
 # T5: what stands where
 
 
@@ -551,7 +525,7 @@ def test_a_critic_learns_a_constant_reward(toy, adapter, batch):
     batch = rewards_of(batch, dict.fromkeys(range(Lab.rows), 1.0))
     history = []
     for _ in range(40):
-        state, metrics = toy.train(config, state, batch, advantage_fn=generalised)
+        state, metrics = toy.train(config, state, batch, advantage_fn=gae)
         assert metrics["update/applied"] == 1
         assert metrics["parity/max_abs_diff"] == 0
         history.append(metrics)
@@ -571,7 +545,7 @@ def test_the_memory_of_the_state_is_used_again(toy, config, state, batch):
     state = jax.tree.map(jnp.copy, state)
     leaf = lambda s: jax.tree.leaves(s.policy.params)[0]  # noqa: E731
     before = leaf(state).unsafe_buffer_pointer()
-    args = (batch, losses.ppo_clip, group_relative)
+    args = (batch, losses.ppo_clip, dr_grpo)
     after, _ = toy.step(config, toy.base, state, *args)
     assert all(x.is_deleted() for x in jax.tree.leaves((state.policy, state.optimizer)))
     assert leaf(after).unsafe_buffer_pointer() == before

@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from lab import Lab
 
+from orbit_jax.checkpoint import run_state
 from orbit_jax.config import OptimizerConfig
 from orbit_jax.model.config import MeshShape
 from orbit_jax.rl.train_state import Critic, TrainState, init_state, make_optimizer, state_specs
@@ -23,7 +24,7 @@ RATES = OptimizerConfig(
 @pytest.fixture(scope="module")
 def state(moe: Lab) -> TrainState:
     policy, critic = moe.adapter(seed=0), moe.adapter(seed=1)
-    return init_state(RATES, policy, Critic(critic, jnp.zeros(moe.model.hidden_size)), policy)
+    return init_state(RATES, policy, Critic(critic, jnp.zeros(moe.model.hidden_size)), policy, 0.1)
 
 
 def test_there_are_two_moments_for_each_trained_number_and_none_for_the_base(state):
@@ -41,10 +42,21 @@ def test_the_reference_is_a_copy_since_the_state_is_donated(state):
         assert ours.unsafe_buffer_pointer() != copy.unsafe_buffer_pointer()
 
 
+def test_a_coefficient_that_is_adapted_is_saved_and_one_that_is_fixed_takes_no_place(
+    state, tmp_path
+):
+    run_state.save(tmp_path, 1, state.replace(kl_coefficient=jnp.float32(0.3)), {}, 1)
+    restored, _ = run_state.restore(run_state.latest(tmp_path).path, state)
+    assert restored.kl_coefficient == np.float32(0.3)
+    fixed = init_state(RATES, state.policy, None)
+    assert fixed.kl_coefficient is None
+
+
 def test_adapters_and_their_moments_lie_in_parts_over_all_devices(state, moe: Lab):
     model = dataclasses.replace(moe.model, mesh=MeshShape(2, 2))
     specs = state_specs(model, state)
     assert jax.tree.structure(specs) == jax.tree.structure(state)
+    assert specs.kl_coefficient == P()
     experts = specs.policy.params["layers"][0]["mlp"]["experts"]["up_proj"]
     assert P(None, ("data", "tensor"), None, None) in jax.tree.leaves(experts)
     for part, adapter in (("policy", specs.policy), ("critic", specs.critic.adapter)):
