@@ -1,12 +1,18 @@
 """Studies that take long, in their quick setting."""
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "experiments"), str(ROOT)]
+
+import expert_adapters  # noqa: E402
 
 
 def study(name: str, *arguments: object) -> str:
@@ -28,3 +34,23 @@ def test_an_arm_of_expert_adapters_is_trained_and_told(tmp_path):
     (row,) = json.loads((tmp_path / "expert_adapters.json").read_text())
     assert row["beside_attention"]["trained"] == 43_008
     assert row["trained_kimi_k2"] == 87_569_408
+
+
+@pytest.mark.parametrize(
+    ("arm", "rotations"),
+    [
+        ("oft-each:8", 384 * (2 * 7168 + 2048) // 8 * 28),
+        ("oft-outer:32", (2 * 7168 + 384 * 2048) // 32 * 496),
+        ("oft-all:32", (2 * 7168 + 2048) // 32 * 496),
+    ],
+)
+def test_rotations_of_experts_are_counted_on_the_large_model(arm, rotations):
+    """Those of 60 layers, beside what is on attention and on what every token visits."""
+    beside = expert_adapters.parameters_of_the_large_model("oft-none")
+    assert expert_adapters.parameters_of_the_large_model(arm) - beside == 60 * rotations
+
+
+@pytest.mark.parametrize("text", ["oft", "oft-each", "none:2", "oft-each:0", "rot-each:8"])
+def test_what_is_no_arm_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is no arm: give each, outer or all"):
+        expert_adapters._arm(text)
