@@ -1,12 +1,18 @@
 """Studies that take long, in their quick setting."""
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "experiments"), str(ROOT)]
+
+import expert_adapters  # noqa: E402
 
 
 def study(name: str, *arguments: object) -> str:
@@ -38,3 +44,23 @@ def test_turns_cost_the_same_bits_from_the_cache_and_computed_again(tmp_path):
         assert (row["max_abs_diff"], row["other_ids"], row["compared"]) == (0.0, 0, 16)
         assert row["cache_seconds"] > 0 < row["recomputed_seconds"]
     assert (tmp_path / "turn_cost.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("arm", "rotations"),
+    [
+        ("oft-each:8", 384 * (2 * 7168 + 2048) // 8 * 28),
+        ("oft-outer:32", (2 * 7168 + 384 * 2048) // 32 * 496),
+        ("oft-all:32", (2 * 7168 + 2048) // 32 * 496),
+    ],
+)
+def test_rotations_of_experts_are_counted_on_the_large_model(arm, rotations):
+    """Those of 60 layers, beside what is on attention and on what every token visits."""
+    beside = expert_adapters.parameters_of_the_large_model("oft-none")
+    assert expert_adapters.parameters_of_the_large_model(arm) - beside == 60 * rotations
+
+
+@pytest.mark.parametrize("text", ["oft", "oft-each", "none:2", "oft-each:0", "rot-each:8"])
+def test_what_is_no_arm_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is no arm: give each, outer or all"):
+        expert_adapters._arm(text)
