@@ -81,12 +81,12 @@ def groups_that_differ(found: Round) -> np.ndarray:
 
 
 def pick(rounds: Sequence[Round], chosen: Sequence[tuple[int, int]]) -> Round:
-    """One round of the groups that are chosen, by numbers of round and group, numbered anew."""
-    rows = [
-        [(number, row) for row in np.flatnonzero(rounds[number].rollouts.groups == group)]
+    """One round of as many groups as each has, chosen by numbers of round and group."""
+    places = [
+        (number, row)
         for number, group in chosen
+        for row in np.flatnonzero(rounds[number].rollouts.groups == group)
     ]
-    places = [place for group in rows for place in group]
     parts = [found.rollouts for found in rounds]
 
     def of_rows(name: str) -> np.ndarray:
@@ -95,9 +95,8 @@ def pick(rounds: Sequence[Round], chosen: Sequence[tuple[int, int]]) -> Round:
     names = {name: None for found in rounds for name in found.counts}
     per_row = ("tokens", "lengths", "prompt_lengths", "sampled", "logprobs", "status")
     rollouts = dataclasses.replace(
-        parts[0],
+        parts[0],  # whose numbers of groups are those of any round
         **{name: of_rows(name) for name in per_row},
-        groups=np.repeat(np.arange(len(rows), dtype=np.int32), [len(group) for group in rows]),
         calls=sum(part.calls for part in parts),
         decode_steps=sum(part.decode_steps for part in parts),
     )
