@@ -64,8 +64,8 @@ def get_config(variant: str = "") -> ConfigDict:
     # are told in orbit_jax/tasks/registry.py.
     config.task.mixture = ("sums",)
     config.task.data_seed = 0  # of the generated problems
-    config.task.train_problems = 10_000  # generated ones; of a file all that are not held out
-    config.task.heldout_problems = 500  # never trained on; of a file at most so many
+    config.task.train_problems = 10_000  # of sums and products; other tasks give all they have
+    config.task.heldout_problems = 500  # never trained on; of each task at most so many
     config.task.unseen_problems = 500  # of a difficulty that is never trained on
     config.task.difficulties = ("3x1", "4x1", "5x1")  # of generated ones; see tasks/problems.py
     config.task.unseen_difficulty = "6x1"  # none of those
@@ -77,7 +77,9 @@ def get_config(variant: str = "") -> ConfigDict:
 
     config.reward = ConfigDict()
     config.reward.correctness = 1.0  # weight of the task's grade, from 0 to 1
-    config.reward.format = ""  # a regular expression that the whole text should meet; empty: none
+    # A regular expression that the whole text should meet; empty: none. Mind those that try without
+    # end, as (a+)+b does: nothing stops them.
+    config.reward.format = ""
     config.reward.format_weight = 0.1  # what meeting it adds
     config.reward.length_buffer = 0  # last tokens before max_completion_tokens that cost; 0: none
     config.reward.length_weight = 0.5  # what reaching that limit costs, less within the buffer

@@ -20,7 +20,11 @@ def show(found: Mapping[str, Any], measures: Sequence[str], remarks: Sequence[st
     for row in found["table"]:
         rows.setdefault(_group(row), {})[row["measure"]] = row
     cells = (
-        (group, f"{by[measures[0]]['problems']:,}", *(_share(by[m]) for m in measures))
+        (
+            group,
+            f"{by[measures[0]]['problems']:,}",
+            *(_share(by[m], by[measures[0]]["problems"]) for m in measures),
+        )
         for group, by in rows.items()
     )
     heads = ("split", "problems", *measures)
@@ -63,8 +67,10 @@ def _group(row: Mapping[str, str]) -> str:
     return " ".join(filter(None, (row["split"], row["task"], row["difficulty"])))
 
 
-def _share(row: Mapping[str, Any]) -> str:
+def _share(row: Mapping[str, Any], problems: int) -> str:
+    """A mean with its interval, and of how many problems where those are not all of the row's."""
     if not row["problems"]:
         return "-"
     low, high = 100 * row["low"], 100 * row["high"]
-    return f"{row['value']:.1%} [{low:.1f}, {high:.1f}]"
+    fewer = f" of {row['problems']:,}" if row["problems"] != problems else ""
+    return f"{row['value']:.1%} [{low:.1f}, {high:.1f}]{fewer}"

@@ -35,8 +35,13 @@ _NUMBER_IN_TEXT = re.compile(
     rf"(?<![\w.^])(?:(?<![\w)}}\]%])(?=[+-])|(?![+-]))(?:{_NUMBER.pattern})(?![\d^]|\.\d)"
 )
 _BRACE_OR_BOX = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
-_REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
-_MINUS_SIGNS = str.maketrans(dict.fromkeys("\u2212\u2013\ufe63\uff0d", "-"))
+_REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar|dot)\{(\d+)\}")
+_SPELT_OUT = str.maketrans(
+    dict.fromkeys("\u2212\u2013\ufe63\uff0d", "-")
+    | {"½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}"}
+    | {"¾": r"\frac{3}{4}", "∞": r"\infty ", "π": r"\pi ", "≤": r"\le ", "≥": r"\ge "}
+)
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
 
 
 def extract_answer(completion: str) -> str | None:
@@ -66,7 +71,12 @@ def vote(completion: str) -> str | None:
 
 def normalise_answer(text: str) -> str:
     r"""Unify spellings that do not change the value: minus signs, `$`, spacing, `\dfrac`, `\%`."""
-    text = text.translate(_MINUS_SIGNS)
+    text = text.translate(_SPELT_OUT)
+    text = re.sub(r"[⁰¹²³⁴-⁹]+", lambda m: f"^{{{m[0].translate(_RAISED)}}}", text)
+    text = re.sub(r"√\s*(\d+|[a-z]|\([^()]*\))", r"\\sqrt{\1}", text)
+    text = re.sub(r"\\text\{([.%])\}", r"\1", text)
+    text = re.sub(r"^\s*(\*\*|`)(.*)\1\s*$", r"\2", text, flags=re.DOTALL)
+    text = re.sub(r"(?<!\\)\\[()]", "", text)
     text = re.sub(r"(?<=\d)(?:\{,\}|,\\!|\\,)(?=\d{3})", "", text)
     text = re.sub(r"\\\$|\$|\\left(?![a-z])|\\right(?![a-z])|(?<!\\)\\[,!]", "", text)
     # Two backslashes end a row of a matrix.

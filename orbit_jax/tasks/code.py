@@ -6,7 +6,8 @@ sandbox, in which names of the program stand for calls to it. So printing a verd
 `sys.exit`, an `__eq__` that always agrees or a patched library change nothing but the program's own
 answers. Objects of its classes equal nothing but themselves, so tests compare plain values; what a
 program does to its arguments stays with it; a test that passes it the right answer gives it away.
-Objects of classes that the tests define are passed to it as copies.
+Objects of classes that the tests define are passed to it as copies of their attributes, without the
+classes' methods.
 """
 
 import json
@@ -155,7 +156,7 @@ class CodeGrader:
         if tests.name:
             stand_ins = sorted({*stand_ins, tests.name})
         imports = "".join(f"import {module}\n" for module in modules)
-        alone, beside, classes = split_setup(tests.setup, stand_ins)
+        alone, beside, shells = split_setup(tests.setup, stand_ins)
         with self.sandbox.session() as session, self.sandbox.session() as checks:
             outcomes = [session.call(program, name="program")]
             if outcomes[0].status != "ok":
@@ -163,8 +164,8 @@ class CodeGrader:
             prepared = checks.call(imports + alone)
             if prepared.status != "ok":  # without a word from the program: the tests are broken
                 return [Outcome("infra_failure", stderr=prepared.stderr)]
-            if classes:  # so that their objects can be passed to the program
-                session.call(classes, name="program")
+            if shells:  # so that objects of the tests' classes can be passed to the program
+                session.call(shells, name="program")
             if beside:
                 prepared = checks.call(beside, stand_ins=stand_ins, program=session)
                 if prepared.status != "ok":

@@ -35,6 +35,8 @@ START_SECONDS = 60.0  # a cold import of math-verify on a loaded machine; not pa
 MAX_SYMBOLIC_CHARACTERS = 2000  # longer formulas only run into the time limit
 WORKER_FILE = Path(__file__).with_name("grading_worker.py")
 
+_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\{([^{}]*)\}")
+_WORDS = re.compile(r"(?:[^\W\d_]|[ ,;.'-])+")
 _BASE = re.compile(r"(?<=\d)_\{?(\d+)\}?")  # of a number such as 101_2
 
 _logger = logging.getLogger(__name__)
@@ -164,7 +166,18 @@ def _grade_in_process(completion: str, answer: str) -> Grade | tuple[str, str]:
         return WRONG
     if len(candidate) > MAX_SYMBOLIC_CHARACTERS:
         return PARSE_FAILURE
+    words, expected_words = _words(candidate), _words(answer)
+    if words and expected_words:  # it would take their letters for factors, in any order
+        return RIGHT if words == expected_words else WRONG
     return candidate, answer
+
+
+def _words(text: str) -> list[str]:
+    """The words of a text that consists of words, or of a list of letters; of others none."""
+    text = _TEXT_COMMAND.sub(r"\1", text).strip(". ")
+    words = re.findall(r"[^\W\d_]+|[,;]", text)
+    several = len(words) > 1 or (words and len(words[0]) > 1)
+    return [word.casefold() for word in words] if several and _WORDS.fullmatch(text) else []
 
 
 def _set_meets_pair(candidate: str, answer: str) -> bool:

@@ -143,7 +143,7 @@ def _score_of(call: Callable[[], Score]) -> Score:
         score = call()
         if not isinstance(score, Score):
             raise TypeError(f"grade gave {type(score).__name__}, not a Score")
-    except Exception as error:  # a task of one's own may raise anything; it is told and counted
+    except BaseException as error:  # a task of one's own may raise anything; it is told, counted
         return _failed(f"{type(error).__name__}: {error}")
     return score
 

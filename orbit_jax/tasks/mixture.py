@@ -8,13 +8,12 @@ through all examples in an order of its own.
 import functools
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
-from orbit_jax.tasks.data import Data, prompt_key
 from orbit_jax.tasks.task import Example
 
 LONGEST_PERIOD = 10_000  # places until the pattern of sources repeats
@@ -74,35 +73,6 @@ class Mixture:
         epoch, position = divmod(rounds * share + earlier, len(source.examples))
         order = _order(len(source.examples), seed, _number(source.name), epoch)
         return source.examples[order[position]]
-
-
-def mix(data: Mapping[str, Data], weights: Mapping[str, float]) -> tuple[Mixture, list[str]]:
-    """Return the mixture of several data's train splits, and the ids of what it leaves out.
-
-    Left out of one is what another holds back in any split. Ids get their data's name before them.
-
-    Raises:
-        ValueError: as `Mixture`; and when names and weights do not go together.
-    """
-    if data.keys() != weights.keys():
-        raise ValueError(
-            f"mix: data {', '.join(data)} and weights of {', '.join(weights)}; give each data a "
-            "weight."
-        )
-    held_back = {
-        prompt_key(example.prompt)
-        for one in data.values()
-        for split, examples in one.splits.items()
-        if split != "train"
-        for example in examples
-    }
-    sources, left_out = [], []
-    for name, one in data.items():
-        named = [replace(example, id=f"{name}/{example.id}") for example in one.splits["train"]]
-        left_out += [e.id for e in named if prompt_key(e.prompt) in held_back]
-        kept = tuple(e for e in named if prompt_key(e.prompt) not in held_back)
-        sources.append(Source(name, kept, weights[name]))
-    return Mixture(sources), left_out
 
 
 def _whole_weights(sources: Sequence[Source]) -> list[int]:

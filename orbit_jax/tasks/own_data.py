@@ -20,8 +20,8 @@ class OwnData:
       where: as of `data.load_examples`.
       grader: of answers.
       sandbox: makes the one that programs run in; called if there are any.
-      config: of at most how many examples are held out, the system message before prompts that are
-        text, and whether programs that pass some of their tests have a part of the reward.
+      config: of the system message before prompts that are text, and of whether programs that pass
+        some of their tests have a part of the reward.
       tools: that a rollout may call.
 
     Attributes:
@@ -45,7 +45,6 @@ class OwnData:
             split: tuple(dataclasses.replace(one, task=self.name) for one in examples)
             for split, examples in data.splits.items()
         }
-        self._splits["heldout"] = self._splits["heldout"][: config.heldout_problems]
         self.tools = tools
         self._grader, self._system = grader, config.system
         programs = any("tests" in e.extra for es in self._splits.values() for e in es)

@@ -69,19 +69,19 @@ def read_tests(value: Mapping[str, Any] | str) -> ProgramTests:
 
 
 def split_setup(setup: str, names: Collection[str]) -> tuple[str, str, str]:
-    """What comes before any use of the program's names, the rest, and all classes with imports."""
+    """What comes before any use of the program's names, the rest, and shells of its classes.
+
+    A shell is a class of that name without a body: enough to hold the attributes of objects that
+    tests pass to the program, while what the tests' classes know stays with the tests.
+    """
     body = ast.parse(setup).body
     uses = [any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(one)) for one in body]
     first = uses.index(True) if True in uses else len(body)
-    kinds = (ast.ClassDef, ast.Import, ast.ImportFrom)
-    classes = [one for one in body if isinstance(one, kinds)]
-    if not any(isinstance(one, ast.ClassDef) for one in classes):
-        classes = []
-    alone, beside, copied = (
-        "".join(ast.unparse(one) + "\n" for one in part)
-        for part in (body[:first], body[first:], classes)
+    alone, beside = (
+        "".join(ast.unparse(one) + "\n" for one in part) for part in (body[:first], body[first:])
     )
-    return alone, beside, copied
+    shells = (f"class {one.name}: pass\n" for one in body if isinstance(one, ast.ClassDef))
+    return alone, beside, "".join(shells)
 
 
 def free_names(sources: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -96,12 +96,17 @@ def asserts(statements: Sequence[str], setup: str = "") -> dict[str, Any]:
     """Return the form of assert statements.
 
     Raises:
-        ValueError: when there is none, or one is not text.
+        ValueError: when there is none, or one is not text that Python reads.
     """
     if not isinstance(statements, Sequence) or isinstance(statements, str) or not statements:
         raise ValueError("no assert statements")
     if not isinstance(setup, str) or not all(isinstance(s, str) and s.strip() for s in statements):
         raise ValueError("an assert statement, or what comes before, is not text")
+    for text in (setup, *statements):
+        try:
+            ast.parse(text)
+        except (SyntaxError, ValueError) as error:
+            raise ValueError(f"{text[:60]!r} is no Python: {error}") from None
     return {"kind": "asserts", "setup": setup, "asserts": list(statements)}
 
 

@@ -8,18 +8,17 @@ examples; `reasoning_gym:FAMILY?SETTING=VALUE` for generated ones (see `families
 
 import contextlib
 import functools
-import importlib.util
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from orbit_jax.config import Config, RewardConfig
 from orbit_jax.rl.rollouts import Rollouts
 from orbit_jax.tasks import families
 from orbit_jax.tasks.builtin_tools import open_tools
 from orbit_jax.tasks.chats import ChatTokenizer, chat_of
-from orbit_jax.tasks.data import content_hash
+from orbit_jax.tasks.data import content_hash, prompt_key
 from orbit_jax.tasks.dialogues import Asked, Dialogues
 from orbit_jax.tasks.functions import Functions
 from orbit_jax.tasks.grading import Grader
@@ -28,14 +27,14 @@ from orbit_jax.tasks.judging import Verdict, judge
 from orbit_jax.tasks.lookups import Lookups
 from orbit_jax.tasks.mixture import Mixture, Source
 from orbit_jax.tasks.own_data import OwnData
+from orbit_jax.tasks.own_task import load_task
 from orbit_jax.tasks.products import Products
 from orbit_jax.tasks.rewards import Rewards, matches, overlong
 from orbit_jax.tasks.sandbox import Sandbox
 from orbit_jax.tasks.sandbox_link import Limits
 from orbit_jax.tasks.sums import Sums
-from orbit_jax.tasks.task import Example, Score, Task, Turn
+from orbit_jax.tasks.task import Example, Task
 
-_NEEDED = ("name", "tools", "examples", "messages", "grade")
 _ENTRY = re.compile(r"(?:(\d+(?:\.\d+)?)\*)?(.+)")
 
 
@@ -55,26 +54,32 @@ class Tasks:
     rewards: Rewards
 
     def split(self, name: str) -> tuple[Example, ...]:
-        """The examples of a split of all tasks."""
-        return tuple(e for task in self.by_name.values() for e in task.examples(name))
+        """The examples of a split of all tasks; of `heldout` at most as many as the config says."""
+        most = self.config.task.heldout_problems if name == "heldout" else None
+        return tuple(e for task in self.by_name.values() for e in task.examples(name)[:most])
 
     def some(self, name: str, count: int) -> tuple[Example, ...]:
         """The first examples of a split of each task, about `count` in all."""
-        each = -(-count // len(self.by_name))
-        return tuple(e for task in self.by_name.values() for e in task.examples(name)[:each])
+        each, found = -(-count // len(self.by_name)), []
+        for task in self.by_name:
+            found += [e for e in self.split(name) if e.task == task][:each]
+        return tuple(found)
 
     def lines(self) -> list[str]:
         """For the log: how many examples there are, and what reading data has to report."""
-        lines = []
-        for name, task in self.by_name.items():
-            train, heldout = (len(task.examples(split)) for split in ("train", "heldout"))
-            lines.append(f"task {name}: {train:,} examples to train on, {heldout:,} held out")
-            lines += [f"task {name}: {line}" for line in getattr(task, "lines", ())]
+        lines, heldout = [], Counter(e.task for e in self.split("heldout"))
+        for source in self.mixture.sources:
+            name, train = source.name, len(source.examples)
+            lines.append(f"task {name}: {train:,} examples to train on, {heldout[name]:,} held out")
+            lines += [f"task {name}: {line}" for line in getattr(self.by_name[name], "lines", ())]
+            if left_out := len(self.by_name[name].examples("train")) - train:
+                lines.append(f"task {name}: {left_out:,} were not trained on, as they are held out")
         return lines
 
     def content_hash(self) -> str:
         """Of what is trained on and held out: a resumed run must have the same."""
-        return content_hash({name: self.split(name) for name in ("train", "heldout")})
+        train = tuple(e for source in self.mixture.sources for e in source.examples)
+        return content_hash({"train": train, "heldout": self.split("heldout")})
 
     def pose(self, examples: Sequence[Example], tokenizer: ChatTokenizer) -> dict[str, Asked]:
         """By `Example.key` how each is asked, in the chat of its task."""
@@ -83,8 +88,9 @@ class Tasks:
         asked = {}
         for example in examples:
             task = self.by_name[example.task]
-            user = getattr(task, "user", None)
-            asked[example.key] = Asked(example, task.messages(example), chats[example.task], user)
+            messages, user = task.messages(example), getattr(task, "user", None)
+            _require_messages(example, messages)
+            asked[example.key] = Asked(example, messages, chats[example.task], user)
         return asked
 
     def judge(self, dialogues: Dialogues, rollouts: Rollouts) -> list[Verdict]:
@@ -134,74 +140,73 @@ def open_tasks(config: Config) -> Iterator[Tasks]:
             "guesses": Guesses,
             "functions": lambda: Functions(sandbox(), task.partial_credit),
         }
-        tasks, sources = {}, []
+        tasks, weights = {}, {}
         for entry in task.mixture:
             weight, name = _ENTRY.fullmatch(entry).groups()
-            if ".py:" in name:
-                found = load_task(name)
-            elif name.startswith(("data:", families.PREFIX)):
+            if name.startswith(("data:", families.PREFIX)) and name != "data:":
                 found = own_data(name.removeprefix("data:"))
+            elif ".py:" in name:
+                found = load_task(name, min(task.max_grading_seconds, 60.0))
             elif name in known:
                 found = known[name]()
             else:
                 raise ValueError(
                     f"config.task.mixture={entry!r}: no task {name!r}; use {', '.join(known)}, "
                     "data:PATH of a file or folder, reasoning_gym:FAMILY, or a class of your own "
-                    "as my_task.py:MyTask; a weight goes before it, as '2*sums'"
+                    "as my_task.py:MyTask; a weight, a number above 0, goes before it, as '2*sums'"
                 )
             if found.name in tasks:
                 raise ValueError(f"config.task.mixture: the task {found.name!r} is named twice")
             tasks[found.name] = found
-            sources.append(Source(found.name, _train(found), float(weight or 1)))
+            weights[found.name] = float(weight or 1)
+        held_back = {
+            prompt_key(example.prompt)
+            for one in tasks.values()
+            for split in ("heldout", "unseen")
+            for example in one.examples(split)
+        }
+        sources = [Source(n, _train(one, held_back), weights[n]) for n, one in tasks.items()]
         yield Tasks(config, tasks, Mixture(sources), _rewards(config))
 
 
-def load_task(name: str) -> Task:
-    """The task of `my_task.py:MyTask`, tried on an empty answer to its first example.
-
-    Raises:
-      ValueError: if there is no such file or class, or the class lacks something of a task.
-    """
-    path, _, kind = name.partition(":")
-    field = f"config.task.mixture={name!r}"
-    if not Path(path).is_file():
-        raise ValueError(f"{field}: there is no file {path}")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, kind):
-        raise ValueError(f"{field}: {path} has no class {kind}")
-    task = getattr(module, kind)()
-    missing = [needed for needed in _NEEDED if not hasattr(task, needed)]
-    if missing:
-        raise ValueError(
-            f"{field}: {kind} lacks {', '.join(missing)}; a task has what "
-            "orbit_jax.tasks.task.Task lists"
-        )
-    for split in ("train", "heldout"):
-        for example in task.examples(split):
-            if not isinstance(example, Example) or example.task != task.name:
-                raise ValueError(
-                    f"{field}: {split} holds {example!r:.120}; give Examples whose task is "
-                    f"{task.name!r}, the name of {kind}"
-                )
-    for example in task.examples("train")[:1]:
-        found = task.grade(example, [Turn("assistant", "")])
-        if not isinstance(found, Score):
-            raise ValueError(f"{field}: {kind}.grade gave {found!r:.80}; it must give a Score")
-    return task
-
-
-def _train(task: Task) -> tuple[Example, ...]:
+def _train(task: Task, held_back: Collection[str]) -> tuple[Example, ...]:
+    """What is trained on: no prompt that any task of the run holds back."""
     examples: Sequence[Example] = task.examples("train")
-    heldout = {example.id for example in task.examples("heldout")}
-    both = heldout & {example.id for example in examples}
+    for split in ("train", "heldout"):
+        ids = Counter(example.id for example in task.examples(split))
+        twice = [name for name, count in ids.items() if count > 1]
+        if twice:
+            raise ValueError(
+                f"task {task.name}: {split} has the ids {twice[:3]} more than once: give each "
+                "example an id of its own"
+            )
+    both = {e.id for e in task.examples("heldout")} & {e.id for e in examples}
     if both:
         raise ValueError(
             f"task {task.name}: examples {sorted(both)[:3]} are in train and in heldout: keep them "
             "apart"
         )
-    return tuple(examples)
+    kept = tuple(e for e in examples if prompt_key(e.prompt) not in held_back)
+    if not kept:
+        raise ValueError(
+            f"task {task.name}: of {len(examples)} examples to train on none is left that no task "
+            "holds out: give it others"
+        )
+    return kept
+
+
+def _require_messages(example: Example, messages: object) -> None:
+    good = isinstance(messages, Sequence) and len(messages) > 0
+    if not good or not all(
+        isinstance(one, Mapping)
+        and one.get("role") in ("system", "developer", "user", "assistant", "tool")
+        and isinstance(one.get("content"), str)
+        for one in messages
+    ):
+        raise ValueError(
+            f"task {example.task}: the messages of example {example.id!r} are {messages!r:.120}; "
+            "give a list of at least one {'role': system, user or assistant, 'content': text}"
+        )
 
 
 def _rewards(config: Config) -> Rewards:

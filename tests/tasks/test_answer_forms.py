@@ -22,6 +22,24 @@ FORMS = {
         ("3 / 4", r"\frac{3}{4}"),
     ],
     "decimals": [(".5", "1/2"), ("5.", "5"), ("5.00", "5"), (r"0.\overline{3}", r"\frac13")],
+    "typed signs": [
+        ("½", "0.5"),
+        ("2½", "5/2"),
+        ("5²", "25"),
+        ("√2", r"\sqrt{2}"),
+        ("∞", r"\infty"),
+        (r"\(5\)", "5"),
+        ("**5**", "5"),
+        ("`5`", "5"),
+        (r"50\text{%}", "50%"),
+        (r"0.\dot{3}", "1/3"),
+    ],
+    "words": [
+        ("Listen", "listen"),
+        (r"\text{Yes}", "yes"),
+        ("left, right", r"\text{left, right}"),
+        ("A, B, C", "A,B,C"),
+    ],
     "repeating": [(r"0.1\overline{6}", "1/6"), (r"-1.\bar{45}", "-16/11")],
     "percent": [
         (r"12.5\%", r"\frac18"),
@@ -96,6 +114,14 @@ FORMS = {
     ],
 }
 NOT_EQUAL = {
+    "letters in another order": [
+        ("silent", "listen"),
+        ("no", "on"),
+        ("ACB", "ABC"),
+        ("B, A, C", "A, B, C"),
+        ("B then A", "A then B"),
+        ("right, left", "left, right"),
+    ],
     "powers": [(r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}"), ("1/2^99 x", "1/2^98 x")],
     "percent": [(r"50\%", "50"), ("50", "50%"), (r"50\text{ percent}", "50"), ("5 per cent", "5")],
     "mixed numbers": [("2", "2 2/3"), ("2 2/3", "2"), ("22/3", "2 2/3"), ("4/3", r"2\frac23")],

@@ -26,9 +26,10 @@ def test_scores_come_in_order_and_failures_are_infra_failures():
     calls = [functools.partial(give, float(i)) for i in range(20)]
     calls[3] = functools.partial(fail, KeyError)
     calls[5] = lambda: 1.0
+    calls[7] = functools.partial(fail, SystemExit)
     scores = grade_all(calls, workers=4, max_seconds=30)
-    assert [s.value for i, s in enumerate(scores) if i not in (3, 5)] == [
-        float(i) for i in range(20) if i not in (3, 5)
+    assert [s.value for i, s in enumerate(scores) if i not in (3, 5, 7)] == [
+        float(i) for i in range(20) if i not in (3, 5, 7)
     ]
     assert (scores[3].outcome, scores[3].details["error"]) == (
         "infra_failure",
@@ -36,6 +37,7 @@ def test_scores_come_in_order_and_failures_are_infra_failures():
     )
     assert scores[5].details["error"] == "TypeError: grade gave float, not a Score"
     assert math.isnan(scores[5].value)
+    assert scores[7].details["error"] == "SystemExit: broken"
 
 
 def test_a_grader_that_never_returns_holds_nobody_up():

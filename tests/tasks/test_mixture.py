@@ -3,8 +3,7 @@ from fractions import Fraction
 
 import pytest
 
-from orbit_jax.tasks.data import Data, DataReport
-from orbit_jax.tasks.mixture import Mixture, Source, mix
+from orbit_jax.tasks.mixture import Mixture, Source
 from orbit_jax.tasks.task import Example
 
 
@@ -79,24 +78,3 @@ def test_another_source_does_not_change_the_order_of_a_source():
 def test_mixtures_that_cannot_be_are_refused(sources, message):
     with pytest.raises(ValueError, match=message):
         Mixture(sources)
-
-
-def data(train, heldout=(), **more):
-    splits = {"train": train, "heldout": heldout} | more
-    return Data(
-        {name: tuple(Example(p, p, "a") for p in prompts) for name, prompts in splits.items()},
-        DataReport({}),
-    )
-
-
-def test_what_one_data_holds_back_is_trained_on_in_none():
-    of = {"x": data("abcd", "ef"), "y": data("eghd", "i", validation="h")}
-    mixture, left_out = mix(of, {"x": 3, "y": 1})
-    assert left_out == ["y/e", "y/h"]
-    drawn = Counter(ids(mixture.examples_of_step(0, 16, 0)))
-    assert drawn == {"x/a": 3, "x/b": 3, "x/c": 3, "x/d": 3, "y/g": 2, "y/d": 2}
-
-
-def test_data_and_weights_go_together():
-    with pytest.raises(ValueError, match="data x and weights of y"):
-        mix({"x": data("a")}, {"y": 1})

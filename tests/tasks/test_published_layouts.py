@@ -222,6 +222,28 @@ def test_a_class_of_the_setup_stays_what_the_setup_says(grader):
     assert grade(grader, row, fenced(cheat + "import builtins\nbuiltins.object = Pair\n")) == 0.0
 
 
+def test_what_a_class_of_the_tests_knows_stays_with_the_tests(grader):
+    row = PAIRS | {
+        "test_setup_code": "class Ref:\n    expected = 41\n    def solve(self, x): return x * 17",
+        "test_list": ["assert g(2) == Ref().solve(2)", "assert g(0) + Ref.expected == 41"],
+    }
+    assert grade(grader, row, fenced("def g(x): return 17 * x\n")) == 1.0
+    assert grade(grader, row, fenced("def g(x): return Ref().solve(x)\n")) == 0.0
+    row = row | {"test_list": ["assert g() == Ref.expected"]}
+    assert grade(grader, row, fenced("def g(): return Ref.expected\n")) == 0.0
+
+
+def test_a_program_that_raises_stop_iteration_ends_no_loop_of_the_tests(grader):
+    row = PAIRS | {
+        "test_setup_code": "",
+        "test_list": ["assert all(map(lambda c: f(c[0]) == c[1], [(1, 2), (3, 4)]))"],
+    }
+    assert grade(grader, row, fenced("def f(x): return x + 1\n")) == 1.0
+    assert grade(grader, row, fenced("def f(x): raise StopIteration\n")) == 0.0
+    row = row | {"test_list": ["assert list(f(3)) == [0, 1, 2]"]}
+    assert grade(grader, row, fenced("def f(x): return iter(range(x))\n")) == 1.0
+
+
 def test_mbpp_imports_and_challenges(grader):
     row = {
         "source_file": "a file",

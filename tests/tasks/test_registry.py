@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from orbit_jax.checkpoint.tokenizer import Tokenizer
 from orbit_jax.config import Config, RewardConfig, TaskConfig, ToolsConfig
 from orbit_jax.tasks.functions import function_examples, lazy_program, program
+from orbit_jax.tasks.own_task import load_task
 from orbit_jax.tasks.problems import is_heldout
-from orbit_jax.tasks.registry import load_task, open_tasks
+from orbit_jax.tasks.registry import open_tasks
 from orbit_jax.tasks.rewards import Sampled
 from orbit_jax.tasks.task import Score, Turn
 
 ROOT = Path(__file__).parents[2]
 OWN = """
+import time
+
 from orbit_jax.tasks.task import Example, Score
 
 class Echo:
@@ -23,7 +27,7 @@ class Echo:
     tools = ()
 
     def examples(self, split):
-        return [Example(f"{split}-{i}", f"say {i}", str(i), "echo") for i in range(4)]
+        return [Example(f"{split}-{i}", f"say {split} {i}", str(i), "echo") for i in range(4)]
 
     def messages(self, example):
         return [{"role": "user", "content": example.prompt}]
@@ -36,6 +40,42 @@ class Half:
 
 class Stray(Echo):
     name = "stray"
+
+class Raises(Echo):
+    def grade(self, example, transcript):
+        raise SystemExit(3)
+
+class Hangs(Echo):
+    def grade(self, example, transcript):
+        time.sleep(600)
+
+class Lazy(Echo):
+    def examples(self, split):
+        yield from Echo.examples(self, split)
+
+class Needs(Echo):
+    def __init__(self, more):
+        self.more = more
+
+class Tooled(Echo):
+    tools = "calculator"
+
+class Named(Echo):
+    name = "a/b"
+
+class Twice(Echo):
+    def examples(self, split):
+        return 2 * Echo.examples(self, split)
+
+class Mute(Echo):
+    def messages(self, example):
+        return [{"content": "x"}]
+
+class Same(Echo):
+    def examples(self, split):
+        prompts = ("say more 0", "say more 1", "say more 2", "say heldout 0")
+        more = [Example(prompt, prompt, "4", "echo") for prompt in prompts]
+        return Echo.examples(self, split) + (more if split == "train" else [])
 
 class Number(Echo):
     def grade(self, example, transcript):
@@ -114,10 +154,16 @@ def test_a_class_that_is_no_task_is_refused_with_what_it_lacks(own):
         load_task(f"{own}:Poem")
     for kind, message in (
         ("Stray", "train holds Example.*whose task is 'stray'"),
-        ("Number", "Number.grade gave 1.0; it must give a Score"),
+        ("Number", "Number.grade failed on an empty answer: TypeError: grade gave float"),
+        ("Raises", "Raises.grade failed on an empty answer: SystemExit: 3"),
+        ("Hangs", "Hangs.grade failed on an empty answer: not graded within 1 seconds"),
+        ("Lazy", "Lazy.examples.'train'. gave <generator"),
+        ("Needs", "TypeError: .*missing 1 required positional argument"),
+        ("Tooled", "Tooled.tools='calculator': give a tuple"),
+        ("Named", "Named.name='a/b': use letters"),
     ):
         with pytest.raises(ValueError, match=message):
-            load_task(f"{own}:{kind}")
+            load_task(f"{own}:{kind}", max_seconds=1)
     with pytest.raises(ValueError, match="Half lacks tools, examples, messages, grade"):
         load_task(f"{own}:Half")
 
@@ -179,3 +225,37 @@ def test_the_example_of_a_task_of_ones_own_grades_by_nearness():
         scores = [task.grade(example, [Turn("assistant", text)]) for text in texts]
         assert [score.value for score in scores] == [1, 1 / 2, 1 / 3, 0]
         assert scores[1].details == {"off_by": 1}
+
+
+def test_ids_that_occur_twice_are_refused(own):
+    message = r"task echo: train has the ids \['train-0', 'train-1', 'train-2'\] more than once"
+    with pytest.raises(ValueError, match=message), open_tasks(config(f"{own}:Twice")):
+        pass
+
+
+def test_messages_that_are_none_are_refused_with_their_example(own):
+    with open_tasks(config(f"{own}:Echo")) as tasks:
+        example = tasks.split("train")[0]
+        for wrong in ([{"content": "x"}], [], None, [{"role": "martian", "content": "x"}]):
+            tasks.by_name["echo"].messages = lambda _, wrong=wrong: wrong
+            with pytest.raises(ValueError, match="the messages of example 'train-0' are "):
+                tasks.pose([example], Tokenizer.load(ROOT / "orbit_jax/assets/tiny_agent_int4"))
+
+
+def test_no_prompt_is_trained_on_that_any_task_holds_back(own, tmp_path):
+    rows = [{"prompt": f"say more {i}", "answer": "1"} for i in range(2)]
+    rows += [{"prompt": f"{i}", "answer": "1"} for i in range(40)]
+    for name, of in (("train", rows[2:]), ("test", rows[:2])):
+        lines = "".join(json.dumps(row) + "\n" for row in of)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    with open_tasks(config(f"{own}:Same", f"data:{tmp_path}")) as tasks:
+        trained = {e.prompt for e in tasks.mixture.sources[0].examples}
+        # What it holds out itself is left out too, under whatever id.
+        assert trained == {"say more 2", *(f"say train {i}" for i in range(4))}
+        assert "task echo: 3 were not trained on, as they are held out" in tasks.lines()
+
+
+def test_of_each_task_at_most_so_many_are_held_out():
+    with open_tasks(config("lookups", "sums")) as tasks:
+        counts = Counter(e.task for e in tasks.split("heldout"))
+        assert counts == {"lookups": 10, "sums": 10}
