@@ -277,7 +277,7 @@ def test_reinforce_pp_standardises_over_tokens_so_that_long_rows_weigh_more():
     np.testing.assert_allclose(found, [0.57735, 0.57735, 0.57735, -1.73205], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", set(advantages.ADVANTAGES) - {"gae", "reinforce_pp"})
+@pytest.mark.parametrize("name", sorted(advantages.ADVANTAGES.keys() - {"gae", "reinforce_pp"}))
 def test_what_tokens_cost_lowers_the_score_of_their_row(name):
     """As if it had been taken from the reward."""
     costs = experience([0, 0, 1, 2, 3], [1.0, 0.0, 1.0, 0.0], penalty=[0.1, 0.2, 0.3, 0.0, 0.4])
