@@ -64,3 +64,13 @@ def test_rotations_of_experts_are_counted_on_the_large_model(arm, rotations):
 def test_what_is_no_arm_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="is no arm: give each, outer or all"):
         expert_adapters._arm(text)
+
+
+def test_an_algorithm_is_trained_told_and_not_run_twice(tmp_path):
+    given = ("--quick", "--steps", 1, "--arms", "gspo", "--seeds", 0)
+    where = ("--root", tmp_path, "--out", tmp_path)
+    assert "gspo" in study("algorithms", *given, *where)
+    found = json.loads((tmp_path / "algorithms.json").read_text())
+    (one,) = found["arms"]["gspo"]["runs"].values()
+    assert one["parity_max_abs_diff"] == 0
+    assert "run folder" not in study("algorithms", *given, *where)
