@@ -12,7 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT)]
 
+import algorithms  # noqa: E402
 import expert_adapters  # noqa: E402
+
+from orbit_jax.rl.advantages import ADVANTAGES  # noqa: E402
+from orbit_jax.rl.losses import LOSSES  # noqa: E402
 
 
 def study(name: str, *arguments: object) -> str:
@@ -66,11 +70,32 @@ def test_what_is_no_arm_is_refused(text):
         expert_adapters._arm(text)
 
 
-def test_an_algorithm_is_trained_told_and_not_run_twice(tmp_path):
-    given = ("--quick", "--steps", 1, "--arms", "gspo", "--seeds", 0)
-    where = ("--root", tmp_path, "--out", tmp_path)
-    assert "gspo" in study("algorithms", *given, *where)
-    found = json.loads((tmp_path / "algorithms.json").read_text())
-    (one,) = found["arms"]["gspo"]["runs"].values()
-    assert one["parity_max_abs_diff"] == 0
-    assert "run folder" not in study("algorithms", *given, *where)
+def test_algorithms_are_told_by_arm_and_seed_and_none_is_run_twice(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def run(config):
+        asked.append((config.ppo.loss, config.adapter.method, config.seed, config.steps))
+        figures = {"heldout_pass_after": 0.5 + config.seed / 10, "reward_mean": 0.25}
+        more = {"parity_max_abs_diff": 0.0, "adapter_bytes": 4000, "seconds": 1.0}
+        return {"finished": True} | figures | more
+
+    monkeypatch.setattr(algorithms, "run", run)
+    given = ["algorithms.py", "--steps", "3", "--arms", "gspo", "oft_8", "--out", str(tmp_path)]
+    for seeds in ("0 1", "0 1 2"):
+        monkeypatch.setattr(sys, "argv", [*given, "--seeds", *seeds.split()])
+        assert algorithms.main() == 0
+    both = [("gspo", "lora"), ("ppo_clip", "oft")]
+    assert asked == [(*arm, seed, 3) for seed in range(3) for arm in both]
+    assert "60.0%  50.0%, 60.0%, 70.0%" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*given[:2], "4", *given[3:]])
+    with pytest.raises(SystemExit, match="has runs of 3 steps"):
+        algorithms.main()
+
+
+def test_every_arm_of_the_algorithms_is_a_valid_config():
+    arguments = argparse.Namespace(steps=3, quick=True, root=Path("runs"))
+    configs = {arm: algorithms.config_of(arm, 0, arguments) for arm in algorithms.ARMS}
+    advantages = {config.ppo.advantage for config in configs.values()}
+    losses = {config.ppo.loss for config in configs.values()}
+    assert advantages == ADVANTAGES.keys()
+    assert losses == LOSSES.keys()
