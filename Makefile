@@ -34,7 +34,10 @@ smollm2: setup ## the same with SmolLM2-135M-Instruct at 4 bits, from a wheel of
 plan: setup $(PLUGIN_READY) ## plan a recipe for GPUs, without one; ARGS="--config configs/kimi_k2.py --device b200"
 	@$(VENV)/bin/python experiments/plan.py $(ARGS)
 
-test: setup ## run the tests, by two processes
+test: setup ## run the tests but for the long ones, by two processes
+	@$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not long"
+
+test-all: setup ## run all tests
 	@$(VENV)/bin/python -m pytest -n 2 --dist loadfile
 
 lint: setup ## check style and formatting

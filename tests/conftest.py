@@ -3,7 +3,11 @@
 import os
 from pathlib import Path
 
+import jax
+import psutil
 import pytest
+
+_MOST_BYTES = 3 << 30  # of a process of tests; beyond, what it has compiled is given back
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +17,11 @@ def compiled_programs(tmp_path_factory) -> Path:
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # of all workers
     return folder / "compiled_programs"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_programs_are_given_back():
+    """Some hundred programs are compiled in one process, and stay with their functions."""
+    yield
+    if psutil.Process().memory_info().rss > _MOST_BYTES:
+        jax.clear_caches()

@@ -193,6 +193,7 @@ def test_a_resumed_run_equals_one_in_a_single_go(finished, tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.long
 def test_a_resumed_run_draws_the_same_further_groups_and_has_the_same_coefficient(tmp_path):
     settings = {"dynamic_sampling": 3, "kl": "loss", "kl_coefficient": 0.1, "kl_target": 0.01}
     fields = {f"ppo__{name}": value for name, value in settings.items()}

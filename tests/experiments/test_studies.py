@@ -32,6 +32,7 @@ def study(name: str, *arguments: object) -> str:
     return ended.stdout
 
 
+@pytest.mark.long
 def test_an_arm_of_expert_adapters_is_trained_and_told(tmp_path):
     given = ("--quick", "--steps", 1, "--arms", "none", "--root", tmp_path, "--out", tmp_path)
     assert "none" in study("expert_adapters", *given)
@@ -40,6 +41,7 @@ def test_an_arm_of_expert_adapters_is_trained_and_told(tmp_path):
     assert row["trained_kimi_k2"] == 87_569_408
 
 
+@pytest.mark.long
 def test_turns_cost_the_same_bits_from_the_cache_and_computed_again(tmp_path):
     assert "0.0" in study("turn_cost", "--quick", "--out", tmp_path)
     found = json.loads((tmp_path / "turn_cost.json").read_text())

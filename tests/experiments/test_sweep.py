@@ -93,6 +93,7 @@ def test_a_run_that_outlives_its_sweep_keeps_another_away(waiting):
     assert "failed: rank=16/seed=0: status 2: error: config.base.path: it is not there" in said
 
 
+@pytest.mark.long
 def test_two_runs_in_earnest(tmp_path, compiled_programs):
     given = ["--config.steps=1", "--seeds=0,1", "--grid=optimizer.learning_rate=1e-3"]
     given += [f"--config.run.root={tmp_path}"]

@@ -36,14 +36,17 @@ def sampled(toy: Lab, adapter):
 @pytest.mark.parametrize(
     ("advantage", "loss", "aggregation"),
     # The three do not know of each other, so that each is met and not each combination.
-    list(
-        zip(
-            CHOICES["ppo.advantage"],
-            itertools.cycle(CHOICES["ppo.loss"]),
-            itertools.cycle(CHOICES["ppo.aggregation"]),
-            strict=False,
+    [
+        pytest.param(*choice, marks=[pytest.mark.long] if i > 2 else [])
+        for i, choice in enumerate(
+            zip(
+                CHOICES["ppo.advantage"],
+                itertools.cycle(CHOICES["ppo.loss"]),
+                itertools.cycle(CHOICES["ppo.aggregation"]),
+                strict=False,
+            )
         )
-    ),
+    ],
 )
 def test_each_algorithm_moves_the_adapter_by_a_finite_step_without_a_gap(
     toy, adapter, sampled, advantage, loss, aggregation
