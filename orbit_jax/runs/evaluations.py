@@ -7,7 +7,7 @@ from rich.console import Console
 
 from orbit_jax.runs.printing import table
 
-WIDTH = 120
+WIDTH = 132
 
 
 def show(found: Mapping[str, Any], measures: Sequence[str], remarks: Sequence[str]) -> None:
