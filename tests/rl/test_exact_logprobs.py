@@ -16,7 +16,7 @@ from orbit_jax.rl.rollouts import Rollouts
 EXPERTS = ("experts.gate_proj", "experts.up_proj", "experts.down_proj")
 
 
-@pytest.fixture(scope="module", params=["lora", "oft"])
+@pytest.fixture(scope="module", params=["lora", pytest.param("oft", marks=pytest.mark.long)])
 def moe(request, moe: Lab, rotated: Lab) -> Lab:
     return moe if request.param == "lora" else rotated
 
