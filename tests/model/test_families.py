@@ -17,6 +17,13 @@ from orbit_jax.model.stream import Stream
 from orbit_jax.model.transformer import apply
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
+# Of the formats that recipes of large models load.
+DEPLOYED_LARGE = (
+    "deployed/kimi_k25_int4",
+    "deployed/deepseek_v3_fp8",
+    "deployed/gpt_oss_mxfp4",
+    "deployed/qwen3_moe_fp8",
+)
 NAMES = sorted(
     f"{kind}/{path.parent.name}"
     for kind in ("families", "deployed")
@@ -82,7 +89,12 @@ def test_logprobs_routing_and_greedy_decoding_agree_with_transformers(name: str)
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in NAMES if n.startswith("deployed") and n not in REPEATED]
+    "name",
+    [
+        n if n in DEPLOYED_LARGE else pytest.param(n, marks=pytest.mark.long)
+        for n in NAMES
+        if n.startswith("deployed") and n not in REPEATED
+    ],
 )
 def test_decoding_equals_the_full_forward_exactly_in_every_format(name: str):
     config, base, _ = load(name)
