@@ -74,6 +74,7 @@ class Dialogues:
         self.cut: set[int] = set()
         self._conversations = [row.begun for row in rows]
         self._tools = [RolloutTools(row.chat.tools) for row in rows]
+        self._asked_at: dict[int, Conversation] = {}  # before the last that was said to a row
         self._calls: dict[int, tuple[ToolCall, ...]] = {}  # of rows that wait for tools
         self._counts: Counter[str] = Counter()
         self.failed: dict[int, str] = {}
@@ -110,8 +111,14 @@ class Dialogues:
                 return {row: self._answer(row, results) for row, results in done.items()}
 
     def transcript(self, row: int, ids: Sequence[int]) -> Transcript:
-        """What followed the prompt, as texts, of a row that is over."""
-        return self._take(row, ids).turns
+        """What followed the prompt, as texts, of a row that is over.
+
+        What was said to it and found no room among its ids is no part of it.
+        """
+        conversation = self._take(row, ids)
+        if len(ids) < len(conversation.prompt) + len(conversation.ids):
+            conversation = self._asked_at[row]
+        return conversation.turns
 
     def counts(self) -> dict[str, float]:
         """Metrics: calls of tools and replies of users by outcome, turns, the share of rows cut.
@@ -159,9 +166,9 @@ class Dialogues:
         if after is None:
             self.cut.add(row)
             return []
-        before = len(self._conversations[row].ids)
+        before = self._asked_at[row] = self._conversations[row]
         self._conversations[row] = after
-        return list(after.ids[before:])
+        return list(after.ids[len(before.ids) :])
 
 
 class _Listener:

@@ -10,11 +10,10 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from orbit_jax.rl.rollouts import Rollouts
 from orbit_jax.tasks.dialogues import Dialogues
 from orbit_jax.tasks.rewards import CORRECTNESS, Rewards, Sampled, means
 from orbit_jax.tasks.task import Example, Score, Task, Transcript
@@ -22,6 +21,21 @@ from orbit_jax.tasks.task import Example, Score, Task, Transcript
 # A rollout as a row of JSON: task, problem, difficulty, prompt, answer, turns, reward, outcome; the
 # reward's parts, of which `correctness` is the grader's value; and the grader's details.
 Verdict = dict[str, Any]
+
+
+class Rollouts(Protocol):
+    """What is read of rollouts [B] with tokens [B, S]; `rl.rollouts.Rollouts` are some.
+
+    Attributes:
+      tokens, lengths: [B, S] and [B] int32, prompt and completion.
+      sampled: [B, S] bool, tokens that the model drew.
+      stops: [B] why each row ended.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    sampled: np.ndarray
+    stops: Sequence[str]
 
 
 def judge(

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orbit_jax.config import Config, RewardConfig
-from orbit_jax.rl.rollouts import Rollouts
 from orbit_jax.tasks import families
 from orbit_jax.tasks.builtin_tools import open_tools
 from orbit_jax.tasks.chats import ChatTokenizer, chat_of
@@ -23,7 +22,7 @@ from orbit_jax.tasks.dialogues import Asked, Dialogues
 from orbit_jax.tasks.functions import Functions
 from orbit_jax.tasks.grading import Grader
 from orbit_jax.tasks.guesses import Guesses
-from orbit_jax.tasks.judging import Verdict, judge
+from orbit_jax.tasks.judging import Rollouts, Verdict, judge
 from orbit_jax.tasks.lookups import Lookups
 from orbit_jax.tasks.mixture import Mixture, Source
 from orbit_jax.tasks.own_data import OwnData

@@ -76,6 +76,18 @@ def test_the_last_turn_that_is_allowed_goes_unanswered(tokenizer):
         assert talk.transcript(0, ids) == (Turn("assistant", "<tool>2*3</tool>"),)
 
 
+def test_an_output_that_found_no_room_is_no_part_of_the_transcript_and_earns_nothing(tokenizer):
+    """It would be graded as if the model had said it, and here it is the right answer."""
+    row = asked(tokenizer)
+    with dialogues([row]) as talk:
+        ids = row.prompt + said(tokenizer, "<tool>1161*16</tool>")
+        assert talk.ended(0, ids)
+        assert talk.replies(wait=True)[0]  # which the sampler has no room for: the row ends here
+        transcript = talk.transcript(0, ids)
+    assert transcript == (Turn("assistant", "<tool>1161*16</tool>"),)
+    assert Products().grade(row.example, transcript).value == 0
+
+
 def test_a_turn_that_was_cut_off_is_part_of_the_transcript(tokenizer):
     row = asked(tokenizer)
     with dialogues([row]) as talk:
