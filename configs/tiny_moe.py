@@ -32,8 +32,9 @@ def get_config(variant: str = "") -> ConfigDict:
 
     config.adapter = ConfigDict()
     config.adapter.initial = ""  # a PEFT folder to begin from; empty: a fresh adapter
-    config.adapter.method = "lora"  # or oft, a rotation of each weight's input
-    # learning rates: 5e-4 is good for both here, oft also learns at 2e-3, at 8e-3 it collapses
+    # lora, or oft: a rotation of each weight's input. The learning rate of 5e-4 is good for both
+    # here; oft also learns at 2e-3, at 8e-3 it collapses.
+    config.adapter.method = "lora"
     config.adapter.rank = 16  # R of LoRA; this and the next two mean nothing to oft
     config.adapter.alpha = 32.0  # the update is scaled by alpha / rank
     config.adapter.rank_stabilized = False  # alpha / sqrt(rank) instead (rsLoRA)
@@ -53,10 +54,11 @@ def get_config(variant: str = "") -> ConfigDict:
         "up_proj",
         "down_proj",
     )
-    config.adapter.overrides = ()  # own ranks, and alphas: experts.gate_proj:2, experts.up_proj:2:4
-    # of oft own block sizes: experts.gate_proj:8
-    config.adapter.experts = "each"  # has factors of its own; or share the outer ones, or all
-    # of oft: outer is one rotation for gate and one for up, down has one an expert
+    # Own ranks, and alphas: experts.gate_proj:2, experts.up_proj:2:4; of oft own block sizes.
+    config.adapter.overrides = ()
+    # Each expert has factors of its own; or a layer's share the outer ones, or all. Of oft, outer
+    # is one rotation for gate and one for up, and down has one for each expert.
+    config.adapter.experts = "each"
     config.adapter.critic_targets = ()  # of the critic; empty: those of the policy
 
     config.task = ConfigDict()
@@ -112,9 +114,8 @@ def get_config(variant: str = "") -> ConfigDict:
     # Of a prompt's rollouts: grpo, dr_grpo (not divided by their spread), rloo,
     # reinforce_pp_baseline; of a step's: reinforce, reinforce_pp; gae trains a critic.
     config.ppo.advantage = "grpo"
-    config.ppo.dynamic_sampling = (
-        0  # most rounds a step that replace groups of equal rewards (DAPO)
-    )
+    # Most rounds of sampling a step, to replace groups of equal rewards (DAPO); 0: one, as it is.
+    config.ppo.dynamic_sampling = 0
     config.ppo.overlong_filter = False  # do not train on rows cut at the limit; their reward counts
     config.ppo.epochs = 1  # passes over a step's rollouts
     config.ppo.minibatches = 1  # optimiser updates per pass

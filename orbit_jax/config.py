@@ -13,27 +13,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from orbit_jax.adapters.adapter import LINEAR_LAYERS, Method, is_named
-from orbit_jax.adapters.lora import LoRA
-from orbit_jax.adapters.oft import FEWEST_TERMS, OFT
-from orbit_jax.ppo_config import CHOICES, NOT_NEGATIVE, POSITIVE, PPOConfig, requirements
+from orbit_jax import adapter_config, ppo_config
+from orbit_jax.adapter_config import AdapterConfig
+from orbit_jax.ppo_config import PPOConfig
 from orbit_jax.tasks.problems import TRAINED_DIFFICULTIES, UNSEEN_DIFFICULTY
-
-# By `adapter.experts`: the factors of LoRA that all experts of a layer have in common. The outer
-# ones lie on the side of the residual stream. OFT's rotation lies where `a` does.
-_SHARED = {
-    "each": {},
-    "outer": {"gate_proj": "a", "up_proj": "a", "down_proj": "b"},
-    "all": {"gate_proj": "ab", "up_proj": "ab", "down_proj": "ab"},
-}
-# By `adapter.method`: what follows a weight's name in `adapter.overrides`, and in words.
-_OVERRIDES = {
-    "lora": (
-        r"[1-9]\d*(:\d+(\.\d+)?)?",
-        "rank, or with rank and alpha, as 'experts.gate_proj:2' or 'experts.gate_proj:2:4.0'",
-    ),
-    "oft": (r"([2-9]|[1-9]\d+)", "block size from 2 on, as 'experts.gate_proj:8'"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,57 +27,6 @@ class BaseConfig:
     weights: str = "checkpoint"
     working_copy: str = "auto"
     working_copy_share: float = 0.1
-
-
-@dataclasses.dataclass(frozen=True)
-class AdapterConfig:
-    """LoRA or OFT on the policy: a fresh one, or that of the PEFT folder `initial`.
-
-    `overrides` gives weights ranks or block sizes of their own, `experts` says what the routed
-    experts of a layer share, `critic_targets` gives the critic fewer weights.
-    """
-
-    initial: str = ""
-    method: str = "lora"
-    rank: int = 16
-    alpha: float = 32.0
-    rank_stabilized: bool = False
-    block_size: int = 32
-    neumann_terms: int = 5
-    block_share: bool = False
-    targets: tuple[str, ...] = LINEAR_LAYERS
-    overrides: tuple[str, ...] = ()
-    experts: str = "each"
-    critic_targets: tuple[str, ...] = ()
-
-    @property
-    def common(self) -> Method:
-        """The method of every weight that no override names."""
-        if self.method == "oft":
-            return OFT(self.block_size, self.neumann_terms, self.block_share)
-        return LoRA(self.rank, self.alpha, self.rank_stabilized)
-
-    @property
-    def overriding(self) -> tuple[tuple[str, Method], ...]:
-        """`overrides` as `attach` takes them, with what experts share.
-
-        Where no alpha is given, the scale is that of the other weights.
-        """
-        given = tuple(map(self._override, self.overrides))
-        shared = []
-        for weight, factor in _SHARED[self.experts].items():
-            path = ("experts", weight)
-            method = next((m for name, m in reversed(given) if is_named(name, path)), self.common)
-            shared.append((".".join(path), dataclasses.replace(method, shared=factor)))
-        return (*given, *shared)
-
-    def _override(self, text: str) -> tuple[str, Method]:
-        name, rank, *alpha = text.split(":")
-        if self.method == "oft":
-            return name, dataclasses.replace(self.common, block_size=int(rank))
-        power = 0.5 if self.rank_stabilized else 1
-        own = float(alpha[0]) if alpha else self.alpha * (int(rank) / self.rank) ** power
-        return name, LoRA(int(rank), own, self.rank_stabilized)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +142,7 @@ class Config:
     steps: int = 60
     parity: str = "auto"
     base: BaseConfig = BaseConfig()
-    adapter: AdapterConfig = AdapterConfig()
+    adapter: AdapterConfig = AdapterConfig()  # noqa: RUF009 (frozen, as those of this file)
     task: TaskConfig = TaskConfig()
     reward: RewardConfig = RewardConfig()
     tools: ToolsConfig = ToolsConfig()
@@ -314,9 +246,9 @@ def _validate(config: Config) -> None:
         seed task.data_seed task.unseen_problems optimizer.warmup_steps optimizer.weight_decay
         optimizer.b1 optimizer.b2 sampler.slots reward.length_buffer reward.length_weight
     """
-    for field in (positive + POSITIVE).split():
+    for field in (positive + ppo_config.POSITIVE).split():
         require(value_of(field) > 0, field, "must be above 0")
-    for field in (not_negative + NOT_NEGATIVE).split():
+    for field in (not_negative + ppo_config.NOT_NEGATIVE).split():
         require(value_of(field) >= 0, field, "must be at least 0")
     most = {
         "seed": 2**32 - 1,  # it keys the noise as 32 bits
@@ -333,30 +265,20 @@ def _validate(config: Config) -> None:
     for field, limit in most.items():
         require(value_of(field) <= limit, field, f"must be at most {limit}")
     choices = {
-        "adapter.method": tuple(_OVERRIDES),
-        "adapter.experts": tuple(_SHARED),
+        **adapter_config.CHOICES,
         "base.weights": ("checkpoint", "random"),
         "base.working_copy": ("auto", "never", "always"),
         "tools.isolation": ("strict", "weak"),
         "parity": ("auto", "fast", "tiles", "corrected"),
-        **CHOICES,
+        **ppo_config.CHOICES,
     }
     for field, allowed in choices.items():
         require(value_of(field) in allowed, field, f"use one of {allowed}")
-    names, (form, meaning) = "|".join(LINEAR_LAYERS), _OVERRIDES[config.adapter.method]
-    for text in config.adapter.overrides:
-        require(
-            re.fullmatch(rf"(\w+\.)*({names}):{form}", text) is not None,
-            "adapter.overrides",
-            f"{text!r} is not a weight with its {meaning}; the weights are those of "
-            "adapter.targets",
-        )
-    require(config.adapter.block_size > 1, "adapter.block_size", "a rotation needs at least 2")
-    require(
-        config.adapter.neumann_terms == 0 or config.adapter.neumann_terms >= FEWEST_TERMS,
-        "adapter.neumann_terms",
-        f"use at least {FEWEST_TERMS}, or 0 for the exact rotation",
-    )
+    for ok, field, remedy in (
+        *adapter_config.requirements(config.adapter),
+        *ppo_config.requirements(config),
+    ):
+        require(ok, field, remedy)
     require(
         config.ppo.critic or not config.adapter.critic_targets,
         "adapter.critic_targets",
@@ -397,5 +319,3 @@ def _validate(config: Config) -> None:
         f"must be at most the {config.rows} rollouts of a step and a multiple of the "
         f"{config.mesh.size} devices of the mesh; 0 is one for each rollout",
     )
-    for ok, field, remedy in requirements(config):
-        require(ok, field, remedy)

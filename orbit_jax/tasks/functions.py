@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from orbit_jax.tasks.code import CodeGrader
 from orbit_jax.tasks.problems import is_heldout
 from orbit_jax.tasks.sandbox import Sandbox
-from orbit_jax.tasks.task import Example, Score, Tool, Transcript
+from orbit_jax.tasks.task import Example, Score, Tool, Transcript, posed
 
 KINDS = {"linear": "{a}*x+{b}", "quadratic": "{a}*x*x+{b}"}
 FACTORS, SUMMANDS = range(2, 10), range(1, 100)
@@ -80,7 +80,7 @@ class Functions:
 
     def messages(self, example: Example) -> list[dict[str, str]]:
         """The values alone."""
-        return [{"role": "user", "content": str(example.prompt)}]
+        return posed(example)
 
     def grade(self, example: Example, transcript: Transcript) -> Score:
         """1 for a program that agrees at all tested places; with partial credit their share."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from orbit_jax.tasks.dialogue import HigherLower, read_guess
 from orbit_jax.tasks.problems import is_heldout
-from orbit_jax.tasks.task import Example, Score, Tool, Transcript
+from orbit_jax.tasks.task import Example, Score, Tool, Transcript, posed
 
 SIZES = (7, 15)  # numbers in a range: three and four guesses
 MAX_NUMBER = 99
@@ -38,7 +38,7 @@ class Guesses:
 
     def messages(self, example: Example) -> list[dict[str, str]]:
         """The range alone."""
-        return [{"role": "user", "content": str(example.prompt)}]
+        return posed(example)
 
     def grade(self, example: Example, transcript: Transcript) -> Score:
         """1 if one of the turns that the user allows ends with the number."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from orbit_jax.tasks.grading import grade
 from orbit_jax.tasks.problems import is_heldout
 from orbit_jax.tasks.search import Search
-from orbit_jax.tasks.task import Example, Score, Tool, Transcript
+from orbit_jax.tasks.task import Example, Score, Tool, Transcript, posed
 
 SYLLABLES = tuple(c + v for c in "bdfgklmnprst" for v in "aeiou")
 
@@ -45,7 +45,7 @@ class Lookups:
 
     def messages(self, example: Example) -> list[dict[str, str]]:
         """The key alone."""
-        return [{"role": "user", "content": str(example.prompt)}]
+        return posed(example)
 
     def grade(self, example: Example, transcript: Transcript) -> Score:
         """1 for the right number in the last turn."""

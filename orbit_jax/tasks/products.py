@@ -12,7 +12,7 @@ from typing import Any
 
 from orbit_jax.tasks.grading import grade
 from orbit_jax.tasks.problems import UNSEEN_DIFFICULTY, generate_problems
-from orbit_jax.tasks.task import Example, Score, Splits, Tool, Transcript
+from orbit_jax.tasks.task import Example, Score, Splits, Tool, Transcript, posed
 
 _TWO_NUMBERS = re.compile(r"\s*(\d{1,12})\s*\*\s*(\d{1,12})\s*")
 
@@ -63,7 +63,7 @@ class Products:
 
     def messages(self, example: Example) -> list[dict[str, str]]:
         """The numbers alone."""
-        return [{"role": "user", "content": str(example.prompt)}]
+        return posed(example)
 
     def grade(self, example: Example, transcript: Transcript) -> Score:
         """1 for the right number in the last turn."""

@@ -32,7 +32,8 @@ def play(tokenizer, number, player, task=None):
             if not reply:
                 transcript = talk.transcript(0, ids)
                 return transcript, task.grade(example, transcript)
-            ids, word = ids + reply, talk.transcript(0, ids)[-1].text
+            ids = ids + reply
+            word = talk.transcript(0, ids)[-1].text
 
 
 def halving():
