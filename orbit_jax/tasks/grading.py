@@ -36,7 +36,7 @@ MAX_SYMBOLIC_CHARACTERS = 2000  # longer formulas only run into the time limit
 WORKER_FILE = Path(__file__).with_name("grading_worker.py")
 
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\{([^{}]*)\}")
-_WORDS = re.compile(r"(?:[^\W\d_]|[ ,;.'-])+")
+_WORDS = re.compile(r"(?:[^\W\d_]|[ ,;.])+")  # a hyphen may subtract
 _BASE = re.compile(r"(?<=\d)_\{?(\d+)\}?")  # of a number such as 101_2
 
 _logger = logging.getLogger(__name__)

@@ -34,6 +34,7 @@ FORMS = {
         (r"50\text{%}", "50%"),
         (r"0.\dot{3}", "1/3"),
     ],
+    "differences": [("x-z-y", "x-y-z"), (r"a \cdot b", "ba")],
     "words": [
         ("Listen", "listen"),
         (r"\text{Yes}", "yes"),
