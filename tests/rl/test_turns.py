@@ -250,6 +250,8 @@ def test_64_dialogues_with_slow_and_failing_tools_and_users_lose_nothing_and_sta
                 assert turn.text == "go"
                 expected["users/ok"] += 1
         spoken = sum(turn.role == "assistant" for turn in turns)
+        if found.status[row] == LENGTH and found.tokens[row, found.lengths[row] - 1] in CALLS:
+            expected[f"tools/{ANSWERS[name_of(turns[-1].text)][0]}"] += 1  # and did not fit
         if row % 4 == 0 and found.status[row] == EOS and spoken < TURNS:
             expected[f"users/{USERS[row // 4 % 3]}"] += 1  # and so it ended
     assert {name: n for name, n in counts.items() if not name.startswith("turns/")} == expected
