@@ -33,7 +33,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.adapter = ConfigDict()
     config.adapter.initial = ""  # a PEFT folder to begin from; empty: a fresh adapter
     # lora, or oft: a rotation of each weight's input. The learning rate of 5e-4 is good for both
-    # here; oft also learns at 2e-3, at 8e-3 it collapses.
+    # here; oft also learns at 2e-3, at 8e-3 it collapses. One's own is my_file.py:my_method.
     config.adapter.method = "lora"
     config.adapter.rank = 16  # R of LoRA; this and the next two mean nothing to oft
     config.adapter.alpha = 32.0  # the update is scaled by alpha / rank
@@ -107,12 +107,13 @@ def get_config(variant: str = "") -> ConfigDict:
     config.sampler.slots = 0  # rollouts that decode together, the others wait; 0: all of a step
 
     config.ppo = ConfigDict()
-    config.ppo.loss = "ppo_clip"  # or gspo, cispo, policy_gradient: see rl/losses.py
+    config.ppo.loss = "ppo_clip"  # or gspo, cispo, policy_gradient, my_file.py:my_loss
     # How tokens' losses make one number: token_mean, sequence_mean (of the means over rows) or
     # constant_length (Dr. GRPO's: by rows x max_completion_tokens).
     config.ppo.aggregation = "token_mean"
     # Of a prompt's rollouts: grpo, dr_grpo (not divided by their spread), rloo,
-    # reinforce_pp_baseline; of a step's: reinforce, reinforce_pp; gae trains a critic.
+    # reinforce_pp_baseline; of a step's: reinforce, reinforce_pp; gae trains a critic. One's own is
+    # my_file.py:my_advantage.
     config.ppo.advantage = "grpo"
     # Most rounds of sampling a step, to replace groups of equal rewards (DAPO); 0: one, as it is.
     config.ppo.dynamic_sampling = 0

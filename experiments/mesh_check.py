@@ -26,9 +26,8 @@ from rich.table import Table
 from orbit_jax import parity, processes, startup
 from orbit_jax.config import Config, MeshConfig, from_config_dict
 from orbit_jax.model.config import MeshShape
-from orbit_jax.rl.advantages import ADVANTAGES
+from orbit_jax.rl import advantages, losses
 from orbit_jax.rl.batch import make_batch, token_buckets
-from orbit_jax.rl.losses import LOSSES
 from orbit_jax.rl.rollouts import Rollouts, generate
 
 DEVICES = 8
@@ -91,7 +90,7 @@ def step(config: Config) -> Step:
     rewards = (rollouts.tokens.sum(axis=1) % 2).astype(np.float32)
     micro = config.ppo.micro_batches
     batch = make_batch(programs.model, rollouts, rewards, micro, token_buckets(config))
-    functions = LOSSES[config.ppo.loss], ADVANTAGES[config.ppo.advantage]
+    functions = losses.named(config.ppo.loss), advantages.named(config.ppo.advantage)
     state, metrics = programs.ppo_step(programs.step, frozen.base, state, batch, *functions)
     moments = [x for x in jax.tree.leaves(jax.device_get(state.optimizer)) if x.ndim]
     return Step(rollouts, float(metrics["parity/max_abs_diff"]), moments)

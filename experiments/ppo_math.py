@@ -4,9 +4,11 @@
     python experiments/ppo_math.py --config configs/tiny_moe.py:gae --config.seed=1
     python experiments/ppo_math.py --config configs/tiny_moe.py --resume runs/ppo_math-...
     python experiments/ppo_math.py --config.task.mixture="('2*sums', 'my_task.py:MyTask')"
+    python experiments/ppo_math.py --config.ppo.loss=my_rl.py:my_loss
 
-Made to be copied. `run` is the whole algorithm: sample, score, step; what a reader may want to
-change (the loss, the advantage, the reward) is an argument of it or a line in it. A rollout may
+Made to be copied. `train` is the whole algorithm: sample, score, step; what a reader may want to
+change is a field of the config, which may name code in a file (the loss, the advantage, the
+adapter, the task), or a line here. A rollout may
 take several turns: where the model calls a tool, or somebody answers it, what is given is appended
 behind the very ids that were sampled, sampling goes on from the cache, and none of it is trained
 on.
@@ -38,29 +40,17 @@ from orbit_jax.tasks.tools import ToolPool
 EVALUATION = 2**32 - 1  # stands in for the step, and keys evaluation's noise apart from training's
 
 
-def run(
-    config: Config,
-    resume: str = "",
-    loss_fn: losses.LossFn | None = None,
-    advantage_fn: advantages.AdvantageFn | None = None,
-) -> dict:
+def run(config: Config, resume: str = "") -> dict:
     """Trains by PPO and returns what `summary.json` holds."""
     startup.set_up_jax(config)
-    loss_fn = loss_fn or losses.LOSSES[config.ppo.loss]
-    advantage_fn = advantage_fn or advantages.ADVANTAGES[config.ppo.advantage]
     with open_tasks(config) as tasks:
-        return train(config, tasks, resume, loss_fn, advantage_fn)
+        return train(config, tasks, resume)
 
 
-def train(
-    config: Config,
-    tasks: Tasks,
-    resume: str,
-    loss_fn: losses.LossFn,
-    advantage_fn: advantages.AdvantageFn,
-) -> dict:
+def train(config: Config, tasks: Tasks, resume: str) -> dict:
     """`run` with its tasks open."""
     sampler, ppo, tools = config.sampler, config.ppo, config.tools
+    loss_fn, advantage_fn = losses.named(ppo.loss), advantages.named(ppo.advantage)
     splits = {name: tasks.split(name) for name in ("train", "heldout", "unseen")}
     frozen = startup.load(config, Loading())
     base, tokenizer = frozen.base, frozen.tokenizer
@@ -117,7 +107,8 @@ def train(
 
     whole = {name: splits[name] for name in ("heldout", "unseen") if splits[name]}
     part = {"heldout": tasks.some("heldout", config.evaluation.problems)}
-    facts = startup.facts(frozen, state) | {"data_hash": tasks.content_hash()}
+    hashes = {"data_hash": tasks.content_hash(), "code_hash": config.code_hash}
+    facts = startup.facts(frozen, state) | hashes
     with Recorder(to_dict(config), facts, resume) as record:
         state, start = record.restore(state)
         for line in tasks.lines():

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from orbit_jax.adapters.adapter import LINEAR_LAYERS, Method, is_named
 from orbit_jax.adapters.lora import LoRA
 from orbit_jax.adapters.oft import FEWEST_TERMS, OFT
+from orbit_jax.own_code import is_own, load_own
 
 # By `adapter.experts`: the factors of LoRA that all experts of a layer have in common. The outer
 # ones lie on the side of the residual stream. OFT's rotation lies where `a` does.
@@ -30,6 +31,8 @@ CHOICES = {"adapter.method": tuple(_OVERRIDES), "adapter.experts": tuple(_SHARED
 class AdapterConfig:
     """LoRA or OFT on the policy: a fresh one, or that of the PEFT folder `initial`.
 
+    `method` may also be `my_file.py:name`, which is called with this section and returns a
+    `Method` (`adapters/adapter.py`), as a frozen dataclass is one; all weights have it.
     `overrides` gives weights ranks or block sizes of their own, `experts` says what the routed
     experts of a layer share, `critic_targets` gives the critic fewer weights.
     """
@@ -50,6 +53,8 @@ class AdapterConfig:
     @property
     def common(self) -> Method:
         """The method of every weight that no override names."""
+        if is_own(self.method):
+            return load_own(self.method)(self)
         if self.method == "oft":
             return OFT(self.block_size, self.neumann_terms, self.block_share)
         return LoRA(self.rank, self.alpha, self.rank_stabilized)
@@ -83,6 +88,9 @@ def requirements(adapter: AdapterConfig) -> Iterator[tuple[bool, str, str]]:
     Yields:
       Whether it does, the field that is to blame, and the remedy.
     """
+    if is_own(adapter.method):
+        yield from _requirements_of_own(adapter)
+        return
     names, (form, meaning) = "|".join(LINEAR_LAYERS), _OVERRIDES[adapter.method]
     for text in adapter.overrides:
         yield (
@@ -96,4 +104,25 @@ def requirements(adapter: AdapterConfig) -> Iterator[tuple[bool, str, str]]:
         adapter.neumann_terms == 0 or adapter.neumann_terms >= FEWEST_TERMS,
         "adapter.neumann_terms",
         f"use at least {FEWEST_TERMS}, or 0 for the exact rotation",
+    )
+
+
+def _requirements_of_own(adapter: AdapterConfig) -> Iterator[tuple[bool, str, str]]:
+    """The same of a method in a file."""
+    try:
+        method, fault = adapter.common, "lacks something of"
+        right = isinstance(method, Method) and isinstance(hash(method), int)
+    except Exception as error:  # of one's own code
+        method, right, fault = f"{type(error).__name__}: {error}", False, "is not"
+    yield (
+        right,
+        "adapter.method",
+        f"called with the section `adapter` it gives {method!r:.160}, which {fault} an "
+        "orbit_jax.adapters.adapter.Method, as a frozen dataclass can be one",
+    )
+    yield (
+        not adapter.overrides and (adapter.experts == "each" or hasattr(method, "shared")),
+        "adapter.method",
+        "takes no adapter.overrides, and adapter.experts only with a field `shared`, as LoRA's: "
+        "leave them out",
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 from orbit_jax import adapter_config, ppo_config
 from orbit_jax.adapter_config import AdapterConfig
+from orbit_jax.own_code import is_own, load_own, own_hash
 from orbit_jax.ppo_config import PPOConfig
 from orbit_jax.tasks.problems import TRAINED_DIFFICULTIES, UNSEEN_DIFFICULTY
 
@@ -154,6 +155,11 @@ class Config:
     run: RunConfig = RunConfig()
 
     @property
+    def code_hash(self) -> str | None:
+        """Of the files of one's own code that fields name; None without any."""
+        return own_hash([self.ppo.loss, self.ppo.advantage, self.adapter.method])
+
+    @property
     def rows(self) -> int:
         """Rollouts of a step."""
         return self.sampler.prompts_per_step * self.sampler.group_size
@@ -168,6 +174,10 @@ class Config:
         """Positions per row: a multiple of 64, where attention's sums over slots end neutrally."""
         tokens = self.sampler.max_prompt_tokens + self.sampler.max_completion_tokens
         return -(-tokens // 64) * 64
+
+
+# Fields that may name code of one's own, besides the task.
+OWN_CODE = ("ppo.loss", "ppo.advantage", "adapter.method")
 
 
 def from_config_dict(given: Any) -> Config:
@@ -223,6 +233,13 @@ def _typed(default: Any, value: Any, path: str) -> Any:
     return value
 
 
+def _load(field: str, name: str) -> None:
+    try:
+        load_own(name)
+    except ValueError as error:
+        raise ValueError(f"config.{field}={name!r}: {error}") from error
+
+
 def _validate(config: Config) -> None:
     def value_of(field: str) -> Any:
         return functools.reduce(getattr, field.split("."), config)
@@ -273,7 +290,13 @@ def _validate(config: Config) -> None:
         **ppo_config.CHOICES,
     }
     for field, allowed in choices.items():
-        require(value_of(field) in allowed, field, f"use one of {allowed}")
+        remedy = f"use one of {allowed}"
+        if field in OWN_CODE:
+            remedy += ", or a function of your own as 'my_file.py:name'"
+            if is_own(value_of(field)):
+                _load(field, value_of(field))
+                continue
+        require(value_of(field) in allowed, field, remedy)
     for ok, field, remedy in (
         *adapter_config.requirements(config.adapter),
         *ppo_config.requirements(config),

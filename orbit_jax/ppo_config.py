@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from orbit_jax.own_code import is_own
+
 if TYPE_CHECKING:
     from orbit_jax.config import Config
 
@@ -119,7 +121,7 @@ def requirements(config: "Config") -> Iterator[tuple[bool, str, str]]:
         "raise it or sampler.group_size",
     )
     yield (
-        ppo.dynamic_sampling == 0 or ppo.advantage in _WITHIN_GROUPS,
+        ppo.dynamic_sampling == 0 or ppo.advantage in _WITHIN_GROUPS or is_own(ppo.advantage),
         "ppo.dynamic_sampling",
         f"replaces groups that ppo.advantage={ppo.advantage!r} does not read: set it to 0, or use "
         f"one of {_WITHIN_GROUPS}",

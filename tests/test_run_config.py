@@ -1,6 +1,8 @@
 """The config at the door: one set of defaults, and one sentence for what is refused."""
 
+import hashlib
 import importlib.util
+from pathlib import Path
 
 import jax
 import pytest
@@ -10,6 +12,7 @@ from orbit_jax import startup
 from orbit_jax.adapters.lora import LoRA
 from orbit_jax.config import Config, from_config_dict, to_dict
 from orbit_jax.ppo_config import CHOICES
+from orbit_jax.rl import losses
 from orbit_jax.rl.advantages import ADVANTAGES
 from orbit_jax.rl.kl import ESTIMATORS
 from orbit_jax.rl.losses import LOSSES
@@ -130,6 +133,63 @@ def test_what_the_config_chooses_by_name_is_what_there_is():
     assert set(CHOICES["ppo.loss"]) == set(LOSSES)
     assert set(CHOICES["ppo.advantage"]) == set(ADVANTAGES)
     assert set(CHOICES["ppo.kl_estimator"]) == set(ESTIMATORS)
+
+
+OWN = """
+import dataclasses
+from orbit_jax.adapters.lora import LoRA
+def a_loss(config, x): ...
+def lora(adapter): return LoRA(adapter.rank + 1, adapter.alpha)
+def unhashable(adapter): return [adapter.rank]
+def half(adapter): return 3
+def fails(adapter): return 1 / 0
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("own") / "mine.py"
+    file.write_text(OWN)
+    return file
+
+
+def test_a_field_may_name_code_of_ones_own(own):
+    given = {"ppo": {"loss": f"{own}:a_loss"}, "adapter": {"method": f"{own}:lora", "rank": 3}}
+    config = from_config_dict(given)
+    assert config.adapter.common == LoRA(4, 32.0)
+    assert losses.named(config.ppo.loss) is losses.named(config.ppo.loss)
+    assert config.code_hash == hashlib.sha256(OWN.encode()).hexdigest()
+    assert from_config_dict({}).code_hash is None
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "name", "sentence"),
+    [
+        ("ppo", "loss", "other", "mine.py:other': .*mine.py has no other"),
+        ("ppo", "advantage", "other", "config.ppo.advantage='.*has no other"),
+        ("adapter", "method", "other", "config.adapter.method='.*has no other"),
+        ("adapter", "method", "half", "it gives 3, which lacks something of an orbit_jax.adapters"),
+        ("adapter", "method", "unhashable", "it gives .*, which"),
+        ("adapter", "method", "fails", "it gives 'ZeroDivisionError: division by zero', which is"),
+    ],
+)
+def test_code_of_ones_own_is_checked_at_the_door(own, section, field, name, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        from_config_dict({section: {field: f"{own}:{name}"}})
+
+
+def test_a_method_of_ones_own_has_no_overrides(own):
+    given = {"method": f"{own}:lora", "overrides": ["up_proj:2"]}
+    with pytest.raises(ValueError, match=r"takes no adapter\.overrides"):
+        from_config_dict({"adapter": given})
+
+
+def test_a_file_that_is_missing_or_broken_is_told(tmp_path):
+    with pytest.raises(ValueError, match=r"config.ppo.loss='none.py:f': there is no file none.py"):
+        from_config_dict({"ppo": {"loss": "none.py:f"}})
+    (tmp_path / "broken.py").write_text("import no_such_module")
+    with pytest.raises(ValueError, match=r"broken.py: ModuleNotFoundError: No module named"):
+        from_config_dict({"ppo": {"loss": f"{tmp_path / 'broken.py'}:f"}})
 
 
 @pytest.mark.parametrize("rank_stabilized", [False, True])

@@ -19,11 +19,9 @@ from orbit_jax.config import Config
 from orbit_jax.model.config import MeshShape, ModelConfig
 from orbit_jax.model.stream import Stream
 from orbit_jax.plan import compiler
-from orbit_jax.rl import sampler, train_state
+from orbit_jax.rl import advantages, losses, sampler, train_state
 from orbit_jax.rl.admission import admit_prompts
-from orbit_jax.rl.advantages import ADVANTAGES
 from orbit_jax.rl.batch import Batch, token_buckets
-from orbit_jax.rl.losses import LOSSES
 from orbit_jax.rl.sampler import Incoming, SamplerState
 from orbit_jax.rl.train_state import TrainState
 
@@ -78,7 +76,7 @@ def compile_programs(
 ) -> dict[str, Compiled]:
     """`sample` and `ppo_step` of a run, compiled for the platform that the arguments lie on."""
     programs = parity.build(recipe, given.model, config, platform)
-    functions = LOSSES[config.ppo.loss], ADVANTAGES[config.ppo.advantage]
+    functions = losses.named(config.ppo.loss), advantages.named(config.ppo.advantage)
     steps = _like(given.state.step, jnp.int32)
     lowerings = {
         "sample": lambda: programs.sample.lower(

@@ -8,6 +8,7 @@ from flax import struct
 from jax import lax
 
 from orbit_jax.config import PPOConfig
+from orbit_jax.own_code import load_own
 from orbit_jax.rl.rows import last_token, row_sums, to_tokens
 
 
@@ -202,6 +203,11 @@ def _standardised(config: PPOConfig, x: Experience, advantages: jax.Array) -> ja
     centred = jnp.where(x.mask, above - above.sum() / count, 0.0)
     std = jnp.sqrt(jnp.square(centred).sum() / count)
     return centred / jnp.maximum(std, config.std_floor)
+
+
+def named(name: str) -> AdvantageFn:
+    """The advantage that `ppo.advantage` names: one of `ADVANTAGES`, or one's own by its file."""
+    return ADVANTAGES[name] if name in ADVANTAGES else load_own(name)
 
 
 ADVANTAGES: dict[str, AdvantageFn] = {

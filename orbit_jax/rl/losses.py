@@ -12,6 +12,7 @@ from flax import struct
 from jax import lax
 
 from orbit_jax.config import PPOConfig
+from orbit_jax.own_code import load_own
 from orbit_jax.rl.rows import row_sums, to_tokens
 
 MAX_LOG_RATIO = 20.0  # exp stays finite, and no ratio that matters is that large
@@ -111,6 +112,11 @@ def _clipped(
     loss = jnp.maximum(-ratio * advantages, -clipped * advantages)
     metrics = {"clip_fraction": (clipped * advantages < ratio * advantages).astype(jnp.float32)}
     return loss, metrics
+
+
+def named(name: str) -> LossFn:
+    """The loss that `ppo.loss` names: one of `LOSSES`, or one's own as `my_file.py:my_loss`."""
+    return LOSSES[name] if name in LOSSES else load_own(name)
 
 
 LOSSES: dict[str, LossFn] = {

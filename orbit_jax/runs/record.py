@@ -49,6 +49,7 @@ MAY_DIFFER = (
     "mesh.coordinator",
     "base.path",  # the base's hash is compared instead
 )
+_HASHED = {"data": "config.task.mixture", "code": "config's own code (my_file.py:name)"}
 
 
 class Recorder:
@@ -57,7 +58,7 @@ class Recorder:
     Args:
       config: the run's config as a plain dict, with `experiment`, `seed`, `steps` and `run`.
       facts: `base_hash`, `base_bytes`, `adapter_bytes` and whatever else belongs in the log; a
-        `data_hash` is compared when a run is resumed.
+        `data_hash` and a `code_hash` are compared when a run is resumed.
       resume: an earlier run's folder, or "".
     """
 
@@ -108,8 +109,8 @@ class Recorder:
         """The newest checkpoint's state and number of steps done, or `state` and 0.
 
         Raises:
-          ValueError: if the checkpoint belongs to another base or other data, or is of a later
-            step than the config's last.
+          ValueError: if the checkpoint belongs to another base, other data or other code of
+            one's own, or is of a later step than the config's last.
         """
         start = 0
         if self._found is not None:
@@ -120,12 +121,14 @@ class Recorder:
                     f"{facts['base_hash'][:12]}, base.path holds {self.facts['base_hash'][:12]}: "
                     "name the right base"
                 )
-            then, now = facts.get("data_hash"), self.facts.get("data_hash")
-            if then != now:
-                raise ValueError(
-                    f"resume: {self._found.name} was trained on other data (hash {then!s:.12}, now "
-                    f"{now!s:.12}): put the files of config.task.mixture back as they were"
-                )
+            for what, files in _HASHED.items():
+                then, now = facts.get(f"{what}_hash"), self.facts.get(f"{what}_hash")
+                if then != now:
+                    raise ValueError(
+                        f"resume: {self._found.name} was trained on other {what} (hash "
+                        f"{then!s:.12}, now {now!s:.12}): put the files of {files} back as they "
+                        "were"
+                    )
             run_state.check_adapter(facts, self.facts.get("adapter_method", ""))
             self.totals = Totals(**facts["totals"])
             start = self._saved = facts["step"]
@@ -245,7 +248,7 @@ class Recorder:
         facts = {
             "base_hash": self.facts["base_hash"],
             "adapter_method": self.facts.get("adapter_method"),
-            "data_hash": self.facts.get("data_hash"),
+            **{f"{what}_hash": self.facts.get(f"{what}_hash") for what in _HASHED},
             "totals": dataclasses.asdict(self.totals),
         }
         keep = self.config["run"]["keep_checkpoints"]

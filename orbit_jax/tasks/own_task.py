@@ -1,11 +1,10 @@
 """A task of one's own: a class in a file, checked before anything long begins."""
 
 import functools
-import importlib.util
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
+from orbit_jax.own_code import load_own
 from orbit_jax.tasks.judging import grade_all
 from orbit_jax.tasks.task import Example, Task, Turn
 
@@ -21,17 +20,9 @@ def load_task(name: str, max_seconds: float = 60.0) -> Task:
     Raises:
       ValueError: if there is no such file or class, or the class lacks something of a task.
     """
-    path, _, kind = name.partition(":")
-    field = f"config.task.mixture={name!r}"
-    if not Path(path).is_file():
-        raise ValueError(f"{field}: there is no file {path}")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = importlib.util.module_from_spec(spec)
+    kind, field = name.rpartition(":")[2], f"config.task.mixture={name!r}"
     try:
-        spec.loader.exec_module(module)
-        if not hasattr(module, kind):
-            raise ValueError(f"{path} has no class {kind}")
-        task = getattr(module, kind)()
+        task = load_own(name)()
         _require_task(task, kind)
         first = task.examples("train")[:1]
         tried = [functools.partial(task.grade, e, [Turn("assistant", "")]) for e in first]

@@ -86,6 +86,7 @@ def test_prompts_have_exactly_the_tokens_asked_for():
     assert {len(tokenizer.encode(prompt)) for prompt in prompts} == {17}
 
 
+@pytest.mark.long
 def test_the_quick_setting_writes_the_report(tmp_path):
     bench.main(["--quick", "--out", str(tmp_path)])
     report = json.loads((tmp_path / "bench.json").read_text())

@@ -12,7 +12,9 @@ sys.path[:0] = [str(ROOT / "experiments")]
 import full_width  # noqa: E402
 
 
-@pytest.mark.parametrize("model", ["kimi_k2_tiny", "gpt_oss_120b_tiny"])
+@pytest.mark.parametrize(
+    "model", [pytest.param("kimi_k2_tiny", marks=pytest.mark.long), "gpt_oss_120b_tiny"]
+)
 def test_a_layer_goes_through_sampler_and_step_with_gap_zero(
     model: str, monkeypatch, tmp_path, capsys
 ):

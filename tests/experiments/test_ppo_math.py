@@ -274,6 +274,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, capsys):
     assert f"--resume {folder}" in capsys.readouterr().out.replace("\n", "")
 
 
+@pytest.mark.long
 def test_tiles_are_chosen_unasked_where_the_library_depends_on_shapes(tmp_path, monkeypatch):
     # Without the option, reductions and exp go into library kernels together with the dots.
     naive = dict(compiler._OPTIONS["cpu", "fast"])

@@ -16,6 +16,8 @@ import ppo_math  # noqa: E402
 from orbit_jax.config import from_config_dict  # noqa: E402
 from orbit_jax.runs.metrics import read_metrics  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 # Latent attention, INT4, a critic and a reference.
 RECIPES = {"kimi_k2": {"loss/value", "kl/reference_k1"}}
 

@@ -150,7 +150,7 @@ def test_what_is_no_task_is_one_clear_sentence(mixture, message):
 
 
 def test_a_class_that_is_no_task_is_refused_with_what_it_lacks(own):
-    with pytest.raises(ValueError, match="has no class Poem"):
+    with pytest.raises(ValueError, match="has no Poem"):
         load_task(f"{own}:Poem")
     for kind, message in (
         ("Stray", "train holds Example.*whose task is 'stray'"),
