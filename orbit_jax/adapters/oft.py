@@ -78,6 +78,14 @@ class OFT:
         """`turn[..., blocks, b, b]`, R - I in f32: of a small rotation bf16 keeps all of it."""
         return {"turn": _turn(self.block_size, self.neumann_terms, params["skew"])}
 
+    def deviation(self, params: dict[str, jax.Array]) -> jax.Array:
+        """The Frobenius norm of `R^T R - I` of each block `[..., blocks]`: 0 of a rotation."""
+        turn = self.prepare(params)["turn"]
+        back = jnp.swapaxes(turn, -1, -2)
+        # (I + T)^T (I + T) - I, without the I that would round it off.
+        off = turn + back + jnp.matmul(back, turn, precision="highest")
+        return jnp.sqrt(jnp.square(off).sum((-1, -2)))
+
     def input_side(self, params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
         """`x R`, rounded once."""
         return round_to(x.astype(jnp.float32) + _by_block(dot_across, x, params["turn"]), x.dtype)

@@ -88,6 +88,8 @@ def test_five_terms_miss_orthogonality_by_twice_the_fourth_power(size, bound):
     fourth = np.linalg.matrix_power(upper - np.swapaxes(upper, 1, 2), 4)
     np.testing.assert_allclose(found, fourth @ fourth - 2 * fourth, atol=2e-6)
     assert np.abs(found).max() < bound
+    norms = np.linalg.norm(found, axis=(1, 2))
+    np.testing.assert_allclose(SERIES.deviation({"skew": triangles}), norms, rtol=1e-2, atol=1e-6)
 
 
 def test_a_small_rotation_keeps_norms_in_bf16():
