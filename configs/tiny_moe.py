@@ -35,9 +35,10 @@ def get_config(variant: str = "") -> ConfigDict:
     # lora, or oft: a rotation of each weight's input. The learning rate of 5e-4 is good for both
     # here; oft also learns at 2e-3, at 8e-3 it collapses. One's own is my_file.py:my_method.
     config.adapter.method = "lora"
-    config.adapter.rank = 16  # R of LoRA; this and the next two mean nothing to oft
+    config.adapter.rank = 16  # R of LoRA; this and the next three mean nothing to oft
     config.adapter.alpha = 32.0  # the update is scaled by alpha / rank
     config.adapter.rank_stabilized = False  # alpha / sqrt(rank) instead (rsLoRA)
+    config.adapter.initialization = "kaiming"  # of A, or gaussian, orthogonal; B is 0
     config.adapter.block_size = 32  # of oft, and the next two; divides each weight's input width
     config.adapter.neumann_terms = 5  # of the rotation's series; 0: the exact rotation
     config.adapter.block_share = False  # one block for all of a weight's input

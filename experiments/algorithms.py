@@ -55,6 +55,8 @@ ARMS = {
     "lora_16": {},
     "lora_4": {"adapter.rank": 4, "adapter.alpha": 8.0},
     "rslora_16": {"adapter.rank_stabilized": True, "adapter.alpha": 8.0},
+    "lora_gaussian": {"adapter.initialization": "gaussian"},
+    "lora_orthogonal": {"adapter.initialization": "orthogonal"},
     "lora_outer": {"adapter.experts": "outer"},
     "lora_all": {"adapter.experts": "all"},
     "oft_32": {"adapter.method": "oft"},

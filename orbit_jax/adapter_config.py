@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from orbit_jax.adapters.adapter import LINEAR_LAYERS, Method, is_named
-from orbit_jax.adapters.lora import LoRA
+from orbit_jax.adapters.lora import INITIALIZATIONS, LoRA
 from orbit_jax.adapters.oft import FEWEST_TERMS, OFT
 from orbit_jax.own_code import is_own, load_own
 
@@ -24,7 +24,11 @@ _OVERRIDES = {
     ),
     "oft": (r"([2-9]|[1-9]\d+)", "block size from 2 on, as 'experts.gate_proj:8'"),
 }
-CHOICES = {"adapter.method": tuple(_OVERRIDES), "adapter.experts": tuple(_SHARED)}
+CHOICES = {
+    "adapter.method": tuple(_OVERRIDES),
+    "adapter.experts": tuple(_SHARED),
+    "adapter.initialization": tuple(INITIALIZATIONS),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +46,7 @@ class AdapterConfig:
     rank: int = 16
     alpha: float = 32.0
     rank_stabilized: bool = False
+    initialization: str = "kaiming"
     block_size: int = 32
     neumann_terms: int = 5
     block_share: bool = False
@@ -57,7 +62,7 @@ class AdapterConfig:
             return load_own(self.method)(self)
         if self.method == "oft":
             return OFT(self.block_size, self.neumann_terms, self.block_share)
-        return LoRA(self.rank, self.alpha, self.rank_stabilized)
+        return self._lora(self.rank, self.alpha)
 
     @property
     def overriding(self) -> tuple[tuple[str, Method], ...]:
@@ -79,7 +84,10 @@ class AdapterConfig:
             return name, dataclasses.replace(self.common, block_size=int(rank))
         power = 0.5 if self.rank_stabilized else 1
         own = float(alpha[0]) if alpha else self.alpha * (int(rank) / self.rank) ** power
-        return name, LoRA(int(rank), own, self.rank_stabilized)
+        return name, self._lora(int(rank), own)
+
+    def _lora(self, rank: int, alpha: float) -> LoRA:
+        return LoRA(rank, alpha, self.rank_stabilized, initialization=self.initialization)
 
 
 def requirements(adapter: AdapterConfig) -> Iterator[tuple[bool, str, str]]:

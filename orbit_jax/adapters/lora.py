@@ -1,7 +1,8 @@
 """LoRA (Hu et al., 2021): `y = W x + scale * B (A x)`, with B zero at the start."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +22,15 @@ class LoRA:
         (rsLoRA, Kalajdzievski, 2023).
       shared: factors that all experts of a layer have in common: `a`, `b`, both or none. Their
         dimension of experts is then 1.
+      initialization: how A is drawn, `kaiming`, `gaussian` or `orthogonal`; no part of what an
+        adapter is.
     """
 
     rank: int
     alpha: float
     rank_stabilized: bool = False
     shared: str = ""
+    initialization: str = field(default="kaiming", repr=False, compare=False)
 
     @property
     def scale(self) -> float:
@@ -34,10 +38,9 @@ class LoRA:
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
 
     def init(self, key: jax.Array, shape: tuple[int, ...]) -> dict[str, jax.Array]:
-        """A as PEFT draws it (uniform, Kaiming with a = sqrt(5)), B zero."""
-        bound = 1 / math.sqrt(shape[-1])
+        """A drawn, B zero: the adapted weight is the base's."""
         shape_a, shape_b = self._shapes(shape)
-        a = jax.random.uniform(key, shape_a, jnp.float32, -bound, bound)
+        a = INITIALIZATIONS[self.initialization](key, shape_a)
         return {"a": a, "b": jnp.zeros(shape_b, jnp.float32)}
 
     def _shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -80,3 +83,30 @@ class LoRA:
         one = (*lead[:1], *(None for _ in lead[1:]))
         of_a, of_b = (one if factor in self.shared else lead for factor in "ab")
         return {"a": PartitionSpec(*of_a, None, width), "b": PartitionSpec(*of_b, out, None)}
+
+
+def _kaiming(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Uniform within `1/sqrt(in)`: PEFT's, Kaiming with a = sqrt(5)."""
+    bound = 1 / math.sqrt(shape[-1])
+    return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+
+
+def _gaussian(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Normal with a deviation of `1/R`, as the paper's code and PEFT's "gaussian"."""
+    return jax.random.normal(key, shape) / shape[-2]
+
+
+def _orthogonal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Orthonormal rows, or columns where R is above the width, of matrices drawn by Haar."""
+    *lead, rank, width = shape
+    q, r = jnp.linalg.qr(jax.random.normal(key, (*lead, max(rank, width), min(rank, width))))
+    q = q * jnp.sign(jnp.diagonal(r, axis1=-2, axis2=-1))[..., None, :]
+    return q if rank > width else jnp.swapaxes(q, -1, -2)
+
+
+# By `adapter.initialization`: A [..., R, in] in f32.
+INITIALIZATIONS: dict[str, Callable[[jax.Array, tuple[int, ...]], jax.Array]] = {
+    "kaiming": _kaiming,
+    "gaussian": _gaussian,
+    "orthogonal": _orthogonal,
+}

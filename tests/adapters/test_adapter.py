@@ -53,6 +53,29 @@ def plain(tree: dict) -> dict:
     return jax.jit(lambda tree: jax.tree.map(widen, tree, is_leaf=is_packed))(tree)
 
 
+@pytest.mark.parametrize("rank", [4, 48])
+def test_factors_are_drawn_as_they_are_called_and_none_changes_the_base(rank):
+    draw = {
+        name: LoRA(rank, 8.0, initialization=name).init(jax.random.key(0), (3, 5, 16, 32))
+        for name in ("kaiming", "gaussian", "orthogonal")
+    }
+    assert all(params["a"].shape == (3, 5, rank, 32) for params in draw.values())
+    assert not any(params["b"].any() for params in draw.values())
+    uniform, normal, rows = (np.asarray(draw[name]["a"]) for name in draw)
+    assert 0.99 / 32**0.5 < np.abs(uniform).max() <= 1 / 32**0.5
+    np.testing.assert_allclose(normal.std(), 1 / rank, rtol=0.05)
+    products = rows @ np.swapaxes(rows, -1, -2) if rank < 32 else np.swapaxes(rows, -1, -2) @ rows
+    np.testing.assert_allclose(
+        products, np.broadcast_to(np.eye(min(rank, 32)), products.shape), atol=1e-5
+    )
+    assert np.unique(rows.reshape(15, -1)[:, 0]).size == 15  # each matrix is its own
+
+
+def test_how_a_factor_was_drawn_is_no_part_of_what_an_adapter_is():
+    assert LoRA(4, 8.0) == LoRA(4, 8.0, initialization="gaussian")
+    assert str(LoRA(4, 8.0)) == str(LoRA(4, 8.0, initialization="gaussian"))
+
+
 def names(targets: tuple[str, ...], config=MIXED) -> list[set[str]]:
     """The adapted modules of each stack."""
     attached = jax.eval_shape(
