@@ -177,6 +177,7 @@ def samples(sampled: Rollouts, verdicts: Sequence[judging.Verdict]) -> list[dict
         {
             **verdict,
             "stop": sampled.stops[i],
+            "adapter_fingerprint": sampled.fingerprint,
             "prompt_ids": sampled.tokens[i, : sampled.prompt_lengths[i]].tolist(),
             "ids": sampled.completion(i),
             "sampled": sampled.sampled[i, sampled.prompt_lengths[i] : sampled.lengths[i]].tolist(),

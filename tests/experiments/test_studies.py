@@ -89,6 +89,7 @@ def test_algorithms_are_told_by_arm_and_seed_and_none_is_run_twice(tmp_path, mon
     both = [("gspo", "lora"), ("ppo_clip", "oft")]
     assert asked == [(*arm, seed, 3) for seed in range(3) for arm in both]
     assert "60.0%  50.0%, 60.0%, 70.0%" in capsys.readouterr().out
+    assert "| 60.0% | 50.0%, 60.0%, 70.0% | 0.250 | 0 |" in (tmp_path / "algorithms.md").read_text()
     monkeypatch.setattr(sys, "argv", [*given[:2], "4", *given[3:]])
     with pytest.raises(SystemExit, match="has runs of 3 steps"):
         algorithms.main()
