@@ -152,7 +152,8 @@ def ppo_step(
         after = optax.apply_updates(params, changes)
         ok &= jnp.isfinite(optax.tree.norm(grads)) & jnp.isfinite(optax.tree.norm(after))
         sizes = {
-            name: jnp.where(ok, moved / jnp.maximum(size, 1e-12), 0.0)
+            # Of what was zero until now, as a rotation is at first, all has moved: 1.
+            name: jnp.where(ok, moved / jnp.maximum(jnp.maximum(size, moved), 1e-12), 0.0)
             for (name, moved), size in zip(
                 group_norms(changes).items(), group_norms(params).values(), strict=True
             )

@@ -48,7 +48,9 @@ def test_a_run_takes_all_three_from_a_file_and_goes_on_only_with_that_file(tmp_p
     assert summary["finished"]
     assert summary["parity_max_abs_diff"] == 0
     assert 0 < summary["adapter_bytes"] < 100_000  # of rank 16 it would be far more
-    assert all("taper" in row for row in read_metrics(folder) if "reward/mean" in row)
+    steps = [row for row in read_metrics(folder) if "reward/mean" in row]
+    assert all("taper" in row for row in steps)
+    assert steps[0]["adapter/update_size"] == 1  # gains are 0 at first
     assert json.loads((folder / "config.json").read_text())["ppo"]["loss"].endswith(":tapered")
     assert ppo_math.run(recipe(tmp_path / "runs", file, steps=3), str(folder))["finished"]
     file.write_text(file.read_text() + "\n# changed\n")

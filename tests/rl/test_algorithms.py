@@ -64,7 +64,7 @@ def test_each_algorithm_moves_the_adapter_by_a_finite_step_without_a_gap(
     assert metrics["reward/infra_failures"] == 1
     assert np.isfinite(list(metrics.values())).all()
     assert metrics["gradient_norm/policy"] > 0
-    assert metrics["adapter/update_size"] > 0
+    assert 0 < metrics["adapter/update_size"] <= 1
     assert not same_bits(after.policy, jax.device_get(state.policy))
 
 
