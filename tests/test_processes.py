@@ -38,7 +38,8 @@ SMALL = {
     "run.checkpoint_every_steps": 1,
     "run.keep_checkpoints": STEPS,
 }
-_BY_GLOO = re.compile("Gloo|peer ranks")  # which says on stdout whom it has found
+# Which says on stdout whom it has found, its threads in the midst of each other's lines.
+_BY_GLOO = re.compile(r"Gloo|peer ranks|connected|^[\d\s:.]*$")
 TIMES = ("seconds/step", "tokens_per_second")
 # Summed over devices only to be shown, and in another order where they are of two processes.
 SUMS = ("entropy", "gradient_norm/", "adapter/update_size", "loss/", "kl/", "ratio/")
