@@ -8,7 +8,7 @@ An arm is some fields of `configs/tiny_moe.py`, all of which are in ARMS below. 
 been run stands in `algorithms.json` in --out, and the same command goes on from there. The table,
 printed and in `algorithms.md`, has medians over seeds of the held-out pass rate (greedy), of the
 mean reward over all steps, which says how fast an arm learnt, and the largest log-prob gap, which
-must be 0. On two CPU cores a run takes about two minutes, all three hours.
+must be 0.
 """
 
 import argparse

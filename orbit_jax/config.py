@@ -154,8 +154,9 @@ class Config:
 
     @property
     def code_hash(self) -> str | None:
-        """Of the files of one's own code that fields name; None without any."""
-        return own_hash([self.ppo.loss, self.ppo.advantage, self.adapter.method])
+        """Of the files of one's own code that fields name, tasks too; None without any."""
+        tasks = (entry.rpartition("*")[2] for entry in self.task.mixture)  # less their weights
+        return own_hash([self.ppo.loss, self.ppo.advantage, self.adapter.method, *tasks])
 
     @property
     def rows(self) -> int:

@@ -19,6 +19,14 @@ def compiled_programs(tmp_path_factory) -> Path:
     return folder / "compiled_programs"
 
 
+@pytest.fixture(scope="module")
+def compiled_once(compiled_programs):
+    """Every run makes its programs anew; this lets them share what XLA made of them."""
+    jax.config.update("jax_compilation_cache_dir", str(compiled_programs))
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def compiled_programs_are_given_back():
     """Some hundred programs are compiled in one process, and stay with their functions."""

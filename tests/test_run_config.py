@@ -160,6 +160,8 @@ def test_a_field_may_name_code_of_ones_own(own):
     assert losses.named(config.ppo.loss) is losses.named(config.ppo.loss)
     assert config.code_hash == hashlib.sha256(OWN.encode()).hexdigest()
     assert from_config_dict({}).code_hash is None
+    mixed = from_config_dict({"task": {"mixture": ("sums", f"2*{own}:MyTask")}})
+    assert mixed.code_hash == config.code_hash
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 import jax
 
-from orbit_jax.adapters.adapter import Adapter, at, attach
-from orbit_jax.adapters.lora import LoRA
-from orbit_jax.adapters.oft import OFT
+from orbit_jax.adapters.adapter import Adapter, Method, at, attach
 
 COPY_BYTES = 2  # of each bf16 number that the forward pass reads
 STATE_BYTES = 12  # its f32 master and the optimiser's two f32 moments
@@ -20,7 +18,7 @@ class AdaptedWeight:
     Attributes:
       name: module path in a layer.
       count: matrices that it is on.
-      size: the rank of LoRA, the block size of OFT.
+      size: the rank of LoRA, the block size of OFT, 0 of a method with neither.
       copy_bytes: of what the forward pass reads, which OFT makes of its parameters.
     """
 
@@ -42,7 +40,7 @@ class Footprint:
     state_bytes: int
 
 
-def footprint(method: LoRA | OFT, base: dict, targets: tuple[str, ...]) -> Footprint:
+def footprint(method: Method, base: dict, targets: tuple[str, ...]) -> Footprint:
     """What `attach` would do, without doing it.
 
     Args:
@@ -63,7 +61,7 @@ def footprint(method: LoRA | OFT, base: dict, targets: tuple[str, ...]) -> Footp
                 found[0] += math.prod(weight.shape[:-2])
                 found[1] += sum(part.size for part in stored.values())
                 found[2] += sum(part.size for part in at(read, *names).values())
-    size = method.rank if isinstance(method, LoRA) else method.block_size
+    size = getattr(method, "rank", getattr(method, "block_size", 0))
     weights = tuple(
         AdaptedWeight(name, count, size, trained, COPY_BYTES * made, STATE_BYTES * trained)
         for name, (count, trained, made) in counts.items()

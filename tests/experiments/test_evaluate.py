@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -26,11 +25,7 @@ from orbit_jax.tasks.evaluation import Settings  # noqa: E402
 SAMPLES = 3
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compiled_once(compiled_programs):
-    jax.config.update("jax_compilation_cache_dir", str(compiled_programs))
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 @pytest.fixture(scope="module")

@@ -16,17 +16,13 @@ import own_rl  # noqa: E402
 import ppo_math  # noqa: E402
 
 from configs import tiny_moe  # noqa: E402
+from orbit_jax.adapters.footprint import footprint  # noqa: E402
 from orbit_jax.config import from_config_dict  # noqa: E402
 from orbit_jax.ppo_config import PPOConfig  # noqa: E402
 from orbit_jax.rl.losses import Tokens  # noqa: E402
 from orbit_jax.runs.metrics import read_metrics  # noqa: E402
 
-
-@pytest.fixture(autouse=True, scope="module")
-def compiled_once(compiled_programs):
-    jax.config.update("jax_compilation_cache_dir", str(compiled_programs))
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def recipe(root: Path, file: Path, **fields):
@@ -76,6 +72,12 @@ def test_what_went_badly_is_weighed_by_the_ratio_of_its_row():
     expected = np.float32([np.exp(-1), np.exp(-1), 1, 1, 1, 1])
     np.testing.assert_allclose(taper, expected, rtol=1e-6)
     np.testing.assert_allclose(gradient, -np.asarray(advantages) * expected, rtol=1e-6)
+
+
+def test_an_adapter_of_ones_own_is_counted_before_there_is_a_base():
+    base = {"layers": [{"self_attn": {"q_proj": jax.ShapeDtypeStruct((3, 6, 4), jnp.float32)}}]}
+    found = footprint(own_rl.Gains(), base, ("q_proj",))
+    assert (found.parameters, found.weights[0].size) == (18, 0)
 
 
 def test_gains_of_an_output_scale_the_weights_rows():

@@ -9,7 +9,6 @@ import threading
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -35,12 +34,7 @@ from orbit_jax.runs.metrics import read_metrics  # noqa: E402
 NOT_COMPARED = ("seconds/step", "tokens_per_second", "heldout/")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compiled_once(compiled_programs):
-    """Every run makes its programs anew; this lets them share what XLA made of them."""
-    jax.config.update("jax_compilation_cache_dir", str(compiled_programs))
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def recipe(root: Path, **fields):

@@ -4,7 +4,6 @@ import json
 import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -17,12 +16,7 @@ from configs import tiny_tools  # noqa: E402
 from orbit_jax.config import from_config_dict  # noqa: E402
 from orbit_jax.runs.metrics import read_metrics  # noqa: E402
 
-
-@pytest.fixture(autouse=True, scope="module")
-def compiled_once(compiled_programs):
-    jax.config.update("jax_compilation_cache_dir", str(compiled_programs))
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def recipe(root: Path, **fields):

@@ -37,7 +37,8 @@ def core_algos() -> types.ModuleType:
     for name in ("verl", "verl.utils", "verl.trainer", "verl.trainer.ppo"):
         sys.modules[name] = types.ModuleType(name)
         sys.modules[name].__path__ = [str(root.joinpath(*name.split(".")[1:]))]
-    for name in ("verl.trainer.config", "verl.workers", "verl.workers.config", "omegaconf"):
+    absent = ("omegaconf", "tensordict")  # of its requirements; only types are read of them
+    for name in ("verl.trainer.config", "verl.workers", "verl.workers.config", *absent):
         sys.modules[name] = MagicMock()
     groupwise = importlib.import_module("verl.utils.groupwise")
     for name in ("as_torch_index", "group_mean_std"):
