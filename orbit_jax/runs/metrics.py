@@ -1,13 +1,13 @@
 """Metrics of a run: one JSON line per step, and the same numbers as TensorBoard events."""
 
 import json
-import numbers
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from tensorboardX import SummaryWriter
+from tensorboardX.summary import scalar
 
+from orbit_jax.runs.events import Events
 from orbit_jax.runs.files import to_json, write_atomic
 
 
@@ -30,17 +30,15 @@ class MetricsWriter:
         ]
         write_atomic(path, "".join(f"{to_json(row)}\n" for row in kept))
         self._file = path.open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=start or None)
+        self._events = Events(folder / "tensorboard", start)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Writes one row, on disk when this returns; a value that is not finite becomes null."""
         row = json.loads(to_json({"step": step, **metrics}))
         self._file.write(f"{json.dumps(row)}\n")
         self._file.flush()
-        for name, value in row.items():
-            if name != "step" and isinstance(value, numbers.Real):
-                self._events.add_scalar(name, value, step)
-        self._events.flush()
+        numbers = {k: v for k, v in row.items() if k != "step" and isinstance(v, int | float)}
+        self._events.write(step, *(scalar(name, value) for name, value in numbers.items()))
 
     def close(self) -> None:
         """Closes both files."""
@@ -55,9 +53,13 @@ class MetricsWriter:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's `metrics.jsonl`, in order; a last line cut off by a kill is left out."""
+    """The rows of a run's `metrics.jsonl`, in order, up to a line that a kill or the disk cut."""
     path = folder / "metrics.jsonl"
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    rows = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+    return rows

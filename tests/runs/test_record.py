@@ -158,10 +158,10 @@ def test_a_gap_saves_state_and_batch_and_says_how_to_go_on(tmp_path: Path):
         with pytest.raises(RuntimeError, match=r"differ by 0.5 .*\(2, 8\).* --resume") as error:
             one_step(record, 4, **gap)
     folder = record.folder.path
-    assert np.load(folder / "parity_failure_step_000004.npz").files
+    assert np.load(folder / "replays/step_000004/batch.npz").files
     assert not json.loads((folder / "summary.json").read_text())["finished"]
     # What the sentence advises is possible.
-    assert f"--config.parity=tiles and --resume {folder}" in str(error.value)
+    assert f"--resume {folder} and --config.parity=tiles" in str(error.value)
     tiles = recipe(tmp_path, 9) | {"parity": "tiles"}
     with Recorder(tiles, FACTS, resume=str(folder)) as record:
         assert record.restore(STATE)[1] == 4
