@@ -8,7 +8,6 @@ arrays; the others send it their parts and receive them.
 
 import hashlib
 import json
-import math
 import re
 import shutil
 from collections.abc import Mapping
@@ -48,18 +47,23 @@ class Saver:
         self._writing: Future | None = None
 
     def save(
-        self, step: int, tree: Any, facts: Mapping[str, Any], quality: float | None = None
+        self,
+        step: int,
+        tree: Any,
+        facts: Mapping[str, Any],
+        quality: float | None = None,
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
         """Takes a copy of the arrays, which may be donated afterwards, and begins to write it.
 
         Args:
-            step, tree, facts, quality: as of `save`.
+            step, tree, facts, quality, files: as of `save`.
 
         Raises:
             OSError: what kept an earlier checkpoint from being written.
         """
         self.wait()
-        content = _content(step, tree, facts, quality)
+        content = _content(step, tree, facts, quality, files)
         if processes.is_first():
             self._writing = self._thread.submit(
                 _write, self._checkpoints.absolute(), self._keep_last, content
@@ -87,6 +91,7 @@ class _Content(NamedTuple):
     arrays: dict[str, np.ndarray]
     facts: dict[str, Any]
     quality: float | None
+    files: Mapping[str, bytes]
 
 
 def save(
@@ -96,6 +101,7 @@ def save(
     facts: Mapping[str, Any],
     keep_last: int,
     quality: float | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Writes `checkpoints/step_<step>/`; removes all but the `keep_last` newest ones and the best.
 
@@ -109,16 +115,24 @@ def save(
             `step` is added.
         keep_last: at least 1.
         quality: what the best checkpoint has most of; one without it is not compared.
+        files: by their names further files of the checkpoint.
     """
-    content = _content(step, tree, facts, quality)
+    content = _content(step, tree, facts, quality, files)
     processes.by_first(_write, checkpoints.absolute(), keep_last, content)
     return checkpoints.absolute() / f"step_{step:06d}"
 
 
-def _content(step: int, tree: Any, facts: Mapping[str, Any], quality: float | None) -> _Content:
+def _content(
+    step: int,
+    tree: Any,
+    facts: Mapping[str, Any],
+    quality: float | None,
+    files: Mapping[str, bytes] | None,
+) -> _Content:
     # Copies: on a CPU what is read may be the memory of the array itself, which will be donated.
     arrays = {name: np.array(x) for name, x in processes.read(_named(tree)).items()}
-    return _Content(step, arrays, json.loads(json.dumps({"step": step, **facts})), quality)
+    facts = json.loads(json.dumps({"step": step, **facts}))
+    return _Content(step, arrays, facts, quality, files or {})
 
 
 def _write(checkpoints: Path, keep_last: int, content: _Content) -> None:
@@ -130,10 +144,12 @@ def _write(checkpoints: Path, keep_last: int, content: _Content) -> None:
     )
     with _checkpointer() as checkpointer:
         checkpointer.save(half, args=items)
+    for name, data in content.files.items():
+        (half / name).write_bytes(data)
     files = {str(f.relative_to(half)): _seal(f) for f in half.rglob("*") if f.is_file()}
     manifest = {"quality": content.quality, "files": files}
     (half / _MANIFEST).write_text(json.dumps(manifest))
-    _remove(path)  # one that was passed over, as damaged or beyond the metrics
+    _remove(path)  # one that was passed over, as damaged
     half.rename(path)
     kept = {*_whole(checkpoints)[-keep_last:], best(checkpoints)}
     for old in _whole(checkpoints):
@@ -148,14 +164,13 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path.rename(leaving))
 
 
-def latest(checkpoints: Path, most: float = math.inf) -> Found:
-    """The newest whole checkpoint of at most so many steps; the names of those that it ignores."""
+def latest(checkpoints: Path) -> Found:
+    """The newest whole checkpoint, if any, and the names of those that it ignores."""
     ignored = [path.name for path in checkpoints.iterdir() if not _is_whole(path)]
     for path in reversed(_whole(checkpoints)):
-        if _step(path) <= most:
-            if _is_intact(path):
-                return Found(path, sorted(ignored))
-            ignored.append(path.name)
+        if _is_intact(path):
+            return Found(path, sorted(ignored))
+        ignored.append(path.name)
     return Found(None, sorted(ignored))
 
 
@@ -197,6 +212,14 @@ def _read(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     items = _load(path, state=ocp.args.StandardRestore(arrays), facts=ocp.args.JsonRestore())
     arrays.update(items["state"])
     return items["facts"]
+
+
+def stored_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint by their paths in the tree, as they are on disk."""
+    with _checkpointer() as checkpointer:
+        stored = checkpointer.metadata(path.absolute()).item_metadata["state"].tree
+    shapes = {n: np.broadcast_to(np.zeros((), x.dtype), x.shape) for n, x in stored.items()}
+    return _load(path.absolute(), state=ocp.args.StandardRestore(shapes))["state"]
 
 
 def check_adapter(facts: Mapping[str, Any], methods: str) -> None:

@@ -1,7 +1,7 @@
 """Metrics of a run: one JSON line per step, and the same numbers as TensorBoard events."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,27 +10,23 @@ from tensorboardX.summary import scalar
 from orbit_jax.runs.events import Events
 from orbit_jax.runs.files import to_json, write_atomic
 
+FILE = "metrics.jsonl"
+
 
 class MetricsWriter:
     """Appends rows to `metrics.jsonl` and scalars to `tensorboard/` in a run's folder."""
 
-    def __init__(self, folder: Path, start: int = 0):
-        """Opens both files for a run whose next step is `start`.
+    def __init__(self, folder: Path, kept: Sequence[Mapping[str, Any]] = ()):
+        """Opens both files for a run that has the rows `kept`.
 
-        Rows of `start` and later steps, left by a run that was killed after its last checkpoint,
-        are dropped: the resumed run writes them again. So is a second row of a step: the evaluation
-        at the end of a run that now goes on.
+        These, which a checkpoint has brought along, take the place of what is there: rows that a
+        run left after its last checkpoint are written again, and none is missing of a file that was
+        cut.
         """
-        path = folder / "metrics.jsonl"
-        rows = read_metrics(folder)
-        kept = [
-            row
-            for before, row in zip([{"step": -1}, *rows], rows, strict=False)
-            if before["step"] < row["step"] < start
-        ]
+        path = folder / FILE
         write_atomic(path, "".join(f"{to_json(row)}\n" for row in kept))
         self._file = path.open("a", encoding="utf-8")
-        self._events = Events(folder / "tensorboard", start)
+        self._events = Events(folder / "tensorboard", kept[-1]["step"] + 1 if kept else 0)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Writes one row, on disk when this returns; a value that is not finite becomes null."""
@@ -53,8 +49,11 @@ class MetricsWriter:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's `metrics.jsonl`, in order, up to a line that a kill or the disk cut."""
-    path = folder / "metrics.jsonl"
+    """The rows of `metrics.jsonl` in a folder, a run's or a checkpoint's, up to one that is cut.
+
+    A kill in mid-write cuts one, or a full disk.
+    """
+    path = folder / FILE
     rows = []
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:

@@ -27,7 +27,7 @@ from orbit_jax.rl.batch import save_batch
 from orbit_jax.runs import faults, resuming
 from orbit_jax.runs.folder import RunFolder
 from orbit_jax.runs.guard import KEPT_BATCHES, Guard, Trouble
-from orbit_jax.runs.metrics import MetricsWriter, read_metrics
+from orbit_jax.runs.metrics import FILE, MetricsWriter, read_metrics
 from orbit_jax.runs.plots import learning_curve
 from orbit_jax.runs.progress import Progress
 from orbit_jax.runs.summary import Totals, summarise
@@ -128,7 +128,9 @@ class Recorder:
 
     @processes.first_only
     def _begin(self, start: int) -> None:
-        self._metrics = MetricsWriter(self.folder.path, start=start + 1 if self.resumed else 0)
+        self._metrics = MetricsWriter(
+            self.folder.path, read_metrics(self._found) if self._found else ()
+        )
         self._progress = Progress(self.config["steps"], self.folder.log, start=start)
         self._progress.__enter__()
         self.note(f"run folder: {self.folder.path}")
@@ -248,7 +250,9 @@ class Recorder:
         self._take_time()
         at, rate = self._heldout or (None, None)
         quality = rate if at == steps_done else None
-        self._saver.save(steps_done, state, self._facts(), quality)
+        metrics = self.folder.path / FILE
+        files = {FILE: metrics.read_bytes() if metrics.exists() else b""}
+        self._saver.save(steps_done, state, self._facts(), quality, files)
         self._saved = steps_done
         if jax.process_count() > 1:
             self._saver.wait()  # a lost process ends this one too, with what was being written

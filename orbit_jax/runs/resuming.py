@@ -1,13 +1,11 @@
 """Going on with a run: its folder, the checkpoint to begin from, and what must not have changed."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
 from orbit_jax.checkpoint import run_state
 from orbit_jax.runs.folder import RunFolder
-from orbit_jax.runs.metrics import read_metrics
 
 State = TypeVar("State")
 
@@ -46,9 +44,6 @@ def open_folder(
 ) -> tuple[IO[str], Opened]:
     """Makes a run's folder, or opens that of an earlier run, and locks it.
 
-    The checkpoint is the newest whole one, or an earlier one if the file of metrics was cut: no row
-    is to be missing from it.
-
     Raises:
       ValueError: if another process writes there, or the config differs in other fields than those
         of MAY_DIFFER and `change`.
@@ -58,14 +53,9 @@ def open_folder(
         return folder.lock(), Opened(str(folder.path), None, [])
     folder = RunFolder.open(resume, config, MAY_DIFFER, change)
     lock = folder.lock()
-    rows = read_metrics(folder.path)
-    written = rows[-1]["step"] if rows else math.inf
-    newest, found = (run_state.latest(folder.checkpoints, most) for most in (math.inf, written))
-    remarks = [f"ignored the half-written or damaged checkpoint {name}" for name in newest.ignored]
-    if newest.path != found.path:
-        remarks.append(f"metrics.jsonl was cut after step {written}: later checkpoints are ignored")
-    path = found.path or newest.path
-    return lock, Opened(str(folder.path), path and str(path), remarks)
+    found = run_state.latest(folder.checkpoints)
+    remarks = [f"ignored the half-written or damaged checkpoint {name}" for name in found.ignored]
+    return lock, Opened(str(folder.path), found.path and str(found.path), remarks)
 
 
 def read_state(

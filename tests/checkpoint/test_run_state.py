@@ -124,11 +124,20 @@ def test_a_checkpoint_that_lost_bytes_is_passed_over_and_named(tmp_path, damage,
     assert run_state.latest(tmp_path) == (again, [])
 
 
-def test_an_earlier_checkpoint_is_found_where_a_later_one_is_not_wanted(tmp_path):
-    for step in (4, 8):
-        run_state.save(tmp_path, step, {"a": jnp.ones(2)}, {}, keep_last=3)
-    assert run_state.latest(tmp_path, most=7).path.name == "step_000004"
-    assert run_state.latest(tmp_path, most=3).path is None
+def test_further_files_are_part_of_a_checkpoint_and_of_what_makes_it_whole(tmp_path):
+    files = {"metrics.jsonl": b'{"step": 4}\n'}
+    path = run_state.save(tmp_path, 4, {"a": jnp.ones(2)}, {}, keep_last=1, files=files)
+    assert (path / "metrics.jsonl").read_bytes() == files["metrics.jsonl"]
+    assert run_state.latest(tmp_path).path == path
+    cut(path / "metrics.jsonl")
+    assert run_state.latest(tmp_path) == (None, ["step_000004"])
+
+
+def test_arrays_of_a_checkpoint_are_read_by_name(tmp_path):
+    path = run_state.save(tmp_path, 1, {"a": {"b": jnp.arange(3)}}, {}, keep_last=1)
+    (stored,) = run_state.stored_arrays(path).items()
+    assert stored[0] == "['a']['b']"
+    assert stored[1].tolist() == [0, 1, 2]
 
 
 def test_a_state_is_written_while_the_run_goes_on_with_its_memory(tmp_path, monkeypatch):
