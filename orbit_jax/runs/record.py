@@ -218,10 +218,11 @@ class Recorder:
         gap = float(metrics["parity/max_abs_diff"])
         self.totals.parity_max_abs_diff = float(np.maximum(self.totals.parity_max_abs_diff, gap))
         row = {name: float(value) for name, value in metrics.items()}
+        scored = rewards[~np.isnan(rewards)]  # where grading failed there is none
         if HELDOUT in row:
             self._heldout = (step + 1, row[HELDOUT])
         row |= {
-            "reward/mean": float(np.nanmean(rewards)),
+            "reward/mean": float(scored.mean()) if scored.size else math.nan,
             "seconds/step": seconds,
             "tokens_per_second": tokens / seconds,
             **{f"outcome/{name}": count for name, count in Counter(outcomes).items()},

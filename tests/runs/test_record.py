@@ -231,6 +231,15 @@ def test_a_run_whose_metrics_were_cut_has_each_row_once_again(tmp_path: Path, ro
     assert again[:6] == [json.loads(row) for row in rows[:6]]
 
 
+def test_a_step_of_which_nothing_was_graded_has_no_mean_reward(tmp_path: Path):
+    with Recorder(recipe(tmp_path, 9), FACTS) as record:
+        record.restore(STATE)
+        for step, rewards in enumerate(([np.nan, np.nan], [np.nan, 0.5])):
+            one_step(record, step)
+            record.step(step, METRICS, np.array(rewards), ["scored"] * 2, samples=[])
+    assert [row["reward/mean"] for row in read_metrics(record.folder.path)] == [None, 0.5]
+
+
 def out_of_memory() -> None:
     jnp.zeros(1 << 46)
 
