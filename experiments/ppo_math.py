@@ -27,6 +27,7 @@ from orbit_jax.rl import advantages, dynamic, losses
 from orbit_jax.rl.batch import make_batch, token_buckets
 from orbit_jax.rl.rollouts import Rollouts, generate
 from orbit_jax.rl.sampler import STOP_REASONS
+from orbit_jax.runs import wandb_run
 from orbit_jax.runs.cli import main
 from orbit_jax.runs.interrupt import StopFlag
 from orbit_jax.runs.loading import Loading
@@ -47,6 +48,7 @@ def run(config: Config, resume: str = "", change: Sequence[str] = ()) -> dict:
       resume: the folder of a run to go on with.
       change: fields of its config that are to differ from here on.
     """
+    wandb_run.require_installed(config.run.wandb)
     startup.set_up_jax(config)
     with open_tasks(config) as tasks:
         return train(config, tasks, resume, change)

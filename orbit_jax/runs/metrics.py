@@ -1,22 +1,32 @@
-"""Metrics of a run: one JSON line per step, and the same numbers as TensorBoard events."""
+"""Metrics of a run: one JSON line per step, and the same numbers for TensorBoard and W&B.
+
+TensorBoard also has texts and pictures, which `metrics.jsonl` does not: alerts, samples, the
+learning curve.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from tensorboardX.summary import scalar
+from tensorboardX import summary
 
-from orbit_jax.runs.events import Events
+from orbit_jax.runs.events import Events, png
 from orbit_jax.runs.files import to_json, write_atomic
+from orbit_jax.runs.wandb_run import WandbRun
 
 FILE = "metrics.jsonl"
 
 
 class MetricsWriter:
-    """Appends rows to `metrics.jsonl` and scalars to `tensorboard/` in a run's folder."""
+    """Appends rows to `metrics.jsonl` and to `tensorboard/` in a run's folder, and to `wandb`."""
 
-    def __init__(self, folder: Path, kept: Sequence[Mapping[str, Any]] = ()):
+    def __init__(
+        self,
+        folder: Path,
+        kept: Sequence[Mapping[str, Any]] = (),
+        wandb: WandbRun | None = None,
+    ):
         """Opens both files for a run that has the rows `kept`.
 
         These, which a checkpoint has brought along, take the place of what is there: rows that a
@@ -27,6 +37,7 @@ class MetricsWriter:
         write_atomic(path, "".join(f"{to_json(row)}\n" for row in kept))
         self._file = path.open("a", encoding="utf-8")
         self._events = Events(folder / "tensorboard", kept[-1]["step"] + 1 if kept else 0)
+        self._wandb = wandb
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Writes one row, on disk when this returns; a value that is not finite becomes null."""
@@ -34,12 +45,24 @@ class MetricsWriter:
         self._file.write(f"{json.dumps(row)}\n")
         self._file.flush()
         numbers = {k: v for k, v in row.items() if k != "step" and isinstance(v, int | float)}
-        self._events.write(step, *(scalar(name, value) for name, value in numbers.items()))
+        self._events.write(step, *(summary.scalar(name, value) for name, value in numbers.items()))
+        if self._wandb:
+            self._wandb.log(step, numbers)
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        """Adds a text to the events."""
+        self._events.write(step, summary.text(name, markdown))
+
+    def picture(self, step: int, name: str, path: Path) -> None:
+        """Adds a PNG to the events."""
+        self._events.write(step, png(name, path.read_bytes()))
 
     def close(self) -> None:
-        """Closes both files."""
+        """Closes both files, and then W&B's run, which may wait for its network."""
         self._file.close()
         self._events.close()
+        if self._wandb:
+            self._wandb.close()
 
     def __enter__(self) -> Self:
         return self

@@ -24,12 +24,13 @@ from orbit_jax import processes
 from orbit_jax.checkpoint import run_state
 from orbit_jax.last_words import LastWords
 from orbit_jax.rl.batch import save_batch
-from orbit_jax.runs import faults, resuming
+from orbit_jax.runs import faults, resuming, wandb_run
 from orbit_jax.runs.folder import RunFolder
 from orbit_jax.runs.guard import KEPT_BATCHES, Guard, Trouble
 from orbit_jax.runs.metrics import FILE, MetricsWriter, read_metrics
 from orbit_jax.runs.plots import learning_curve
 from orbit_jax.runs.progress import Progress
+from orbit_jax.runs.sample_text import as_texts
 from orbit_jax.runs.summary import Totals, summarise
 
 State = TypeVar("State")
@@ -128,10 +129,11 @@ class Recorder:
 
     @processes.first_only
     def _begin(self, start: int) -> None:
-        self._metrics = MetricsWriter(
-            self.folder.path, read_metrics(self._found) if self._found else ()
-        )
+        kept = read_metrics(self._found) if self._found else ()
         self._progress = Progress(self.config["steps"], self.folder.log, start=start)
+        self._progress.remember(kept)
+        wandb = wandb_run.begin(self.config, self.folder.path, self.note)
+        self._metrics = MetricsWriter(self.folder.path, kept, wandb)
         self._progress.__enter__()
         self.note(f"run folder: {self.folder.path}")
         if self.resumed:
@@ -230,7 +232,10 @@ class Recorder:
         self._metrics.write(step + 1, row)
         if step % self.config["run"]["samples_every_steps"] == 0:
             self.folder.write_samples(step + 1, samples)
+            for name, text in as_texts(samples).items():
+                self._metrics.text(step + 1, name, text)
         self._progress.update(step + 1, row)
+        self._progress.show_sample(samples)
 
     def save_if_due(self, steps_done: int, state: Any) -> None:
         """A checkpoint every so many steps, at the last one, and of the best held-out pass rate."""
@@ -303,6 +308,7 @@ class Recorder:
         self.folder.write_summary(summary)
         plot = self.folder.plots / "learning_curve.png"
         learning_curve({self.folder.path.name: rows}, plot)
+        self._metrics.picture(rows[-1]["step"] if rows else 0, "learning_curve", plot)
         self.note(
             f"log-prob gap over {totals.parity_tokens} trained tokens: "
             f"{totals.parity_max_abs_diff:g}; learning curve: {plot}"

@@ -18,6 +18,7 @@ MAY_DIFFER = (
     "run.checkpoint_every_steps",
     "run.keep_checkpoints",
     "run.samples_every_steps",
+    "run.wandb",
     "run.root",
     "run.compilation_cache",
     "task.grader_workers",
