@@ -10,7 +10,7 @@ from rich.control import Control
 from rich.live import Live
 
 from orbit_jax.runs.sample_text import Coloured, Sample, best_and_worst, coloured, printable
-from orbit_jax.runs.view import METRICS, RECENT_VALUES, View
+from orbit_jax.runs.view import METRICS, View, added
 
 RECENT_STEPS = 20  # the rate is that of the last steps
 STANDING_ALERTS = 3  # stay in the view
@@ -57,7 +57,7 @@ class Progress:
         if self._console.is_terminal and not dumb:
             self._width = self._console.width
             self._live = Live(
-                get_renderable=self._fitted, console=self._console, refresh_per_second=4
+                get_renderable=self._fitted, console=self._console, refresh_per_second=2
             )
 
     def __enter__(self) -> Self:
@@ -77,7 +77,7 @@ class Progress:
     def remember(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Takes the metrics of steps that an earlier session has done, for the sparklines."""
         for row in rows:
-            self._add(row)
+            self._history = added(self._history, row)
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Shows that `step` steps are done; metrics that are not given keep their last value."""
@@ -85,7 +85,10 @@ class Progress:
             self._done = step
             self._times.append((step, time.monotonic()))
         # An evaluation has its line where it was made: an old one would pass for a new measurement.
-        heldout = {name for name in self._add(metrics) if name.startswith("heldout/")}
+        heldout = {
+            n for n, value in metrics.items() if n.startswith("heldout/") and value is not None
+        }
+        self._history = added(self._history, metrics)
         now = time.monotonic()
         due = now - self._last_line >= self._interval_seconds or step == self._total
         if due or heldout:
@@ -124,15 +127,6 @@ class Progress:
     def _print(self, text: str, style: str | None = None) -> None:
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
-    def _add(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Puts new values behind the earlier ones; the names of those that are given."""
-        new = {name: float(metrics[name]) for name in METRICS if metrics.get(name) is not None}
-        self._history = self._history | {
-            name: (*self._history.get(name, ()), value)[-RECENT_VALUES:]
-            for name, value in new.items()
-        }
-        return list(new)
-
     def _summary(self, heldout: set[str]) -> str:
         percent = f"{self._done / max(self._total, 1):4.0%}"
         parts = [f"{self._unit} {self._done}/{self._total} {percent}", *self._view().pace()]
@@ -155,6 +149,7 @@ class Progress:
             history=self._history,
             alerts=self._alerts,
             sample=self._sample,
+            over=self._live is not None and not self._live.is_started,
         )
 
     def _fitted(self) -> View:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
@@ -11,10 +11,10 @@ from rich.text import Text
 from orbit_jax.runs.sample_text import Coloured
 
 GAP = "parity/max_abs_diff"
-RECENT_VALUES = 40  # of a metric: what its sparkline shows
+RECENT_VALUES = 40  # of a metric, one a step: what its sparkline shows
 TWO_COLUMNS = 100  # a terminal so wide has metrics side by side
 PROMPT_LINES, COMPLETION_LINES = 2, 6  # at most, of the sample
-_BLOCKS = "▁▂▃▄▅▆▇█"
+_BLOCKS = "▁▂▃▄▅▆▇"  # a full block would touch the line above
 _BEYOND = 1e300  # no picture of that
 _ALARM = "bold white on red"
 
@@ -49,9 +49,10 @@ class View:
       done, total: of what `unit` names.
       per_second: the recent rate; None before there is one.
       seconds: since the clock was started.
-      history: the last values of each of METRICS, the newest last.
+      history: of METRICS, the values after each of the last steps, the newest last.
       alerts: the last ones, the newest last.
       sample: the last one.
+      over: nothing follows, so that no lines need to be kept free.
     """
 
     done: int
@@ -62,6 +63,7 @@ class View:
     history: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     alerts: tuple[str, ...] = ()
     sample: Coloured | None = None
+    over: bool = False
 
     def pace(self) -> list[str]:
         """The rate and the time left, once there is a rate."""
@@ -78,9 +80,13 @@ class View:
             found += [Text(), *self._metrics(width)]
         if self.alerts:
             found += [Text(), *(Text(f"▲ {text}", "bold yellow") for text in self.alerts)]
-        if self.sample:
-            room = height - len(found) - 2  # an empty line and the facts
-            found += [Text(), *_sample_lines(console, self.sample, width, room)] if room > 1 else []
+        room = height - len(found) - 2  # an empty line and the facts of the sample
+        if self.sample and room > 1:
+            said = _sample_lines(console, self.sample, width, room)
+            most = 1 + min(PROMPT_LINES + COMPLETION_LINES, room)
+            # Always as many lines, so that the view stays where it is.
+            free = [] if self.over else [Text()] * (most - len(said))
+            found += [Text(), *said, *free]
         for line in found:
             line.truncate(width, overflow="ellipsis")
         return found[:height]
@@ -120,6 +126,18 @@ class View:
         return [Text().join(cells[row::rows]) for row in range(rows)]
 
 
+def added(
+    history: Mapping[str, tuple[float, ...]], metrics: Mapping[str, Any]
+) -> dict[str, tuple[float, ...]]:
+    """A `View.history` with a step more; a metric that is not given keeps its last value."""
+    last = {name: values[-1] for name, values in history.items()}
+    new = {name: float(metrics[name]) for name in METRICS if metrics.get(name) is not None}
+    return {
+        name: (*history.get(name, ()), value)[-RECENT_VALUES:]
+        for name, value in (last | new).items()
+    }
+
+
 def sparkline(values: Sequence[float]) -> str:
     """One block a value, the lowest and the highest of them as the ends; a gap where it is NaN.
 
@@ -147,7 +165,7 @@ def clock(seconds: float) -> str:
 def _metric(name: str, shown: Shown, values: Sequence[float], width: int) -> Text:
     """Label, value and sparkline; a gap of 0 is calm, any other cannot be overlooked."""
     value, style = shown.form.format(values[-1]), "bold"
-    course = Text(sparkline(values)[-max(width - _LABEL - _VALUE - 2, 0) :], shown.style)
+    course = Text(sparkline(values)[-max(width - _LABEL - _VALUE - 2, 1) :], shown.style)
     if name == GAP:
         value, style = (value, "bold green") if values[-1] == 0 else (f"≠ {value}", _ALARM)
         course.style = "red" if any(values) else "green"
@@ -161,14 +179,12 @@ def _metric(name: str, shown: Shown, values: Sequence[float], width: int) -> Tex
 
 
 def _sample_lines(console: Console, sample: Coloured, width: int, room: int) -> list[Text]:
-    """The facts and at most `room` lines: always as many, so that the view stays where it is."""
+    """The facts and at most `room` lines of what was said."""
     prompt = _wrapped(console, sample.prompt, width - 2, min(PROMPT_LINES, room // 2))
     most = min(COMPLETION_LINES, room - len(prompt))
     completion = _wrapped(console, sample.completion, width - 2, most)
-    edge = Text("┃ ", sample.style)
-    shown = [edge + line for line in (sample.facts, *prompt, *completion)]
-    most = 1 + min(PROMPT_LINES + COMPLETION_LINES, room)
-    return shown + [Text()] * (most - len(shown))
+    said = (sample.facts, *prompt, *completion)
+    return [Text.assemble(("┃ ", sample.style), line) for line in said]
 
 
 def _wrapped(console: Console, text: Text, width: int, most: int) -> list[Text]:

@@ -2,9 +2,12 @@ import json
 
 import jax.numpy as jnp
 import pytest
+from matplotlib.image import imread
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from orbit_jax.runs.metrics import MetricsWriter, read_metrics
+from orbit_jax.runs.plots import learning_curve
+from orbit_jax.runs.sample_text import MOST_CHARACTERS, as_texts
 
 
 def events(folder):
@@ -106,6 +109,35 @@ def test_tensorboard_gets_the_finite_numbers(tmp_path):
         writer.write(7, {"reward/mean": 0.5, "bad": float("nan"), "note": "text"})
     scalars = [(e.step, v.tag, v.simple_value) for e in events(tmp_path) for v in e.summary.value]
     assert scalars == [(7, "reward/mean", 0.5)]
+
+
+def test_tensorboard_gets_texts(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.text(7, "samples/best", "    1+1 = 2 ü")
+    (found,) = [(e.step, v) for e in events(tmp_path) for v in e.summary.value]
+    assert (found[0], found[1].tag) == (7, "samples/best/text_summary")
+    assert found[1].metadata.plugin_data.plugin_name == "text"
+    assert found[1].tensor.string_val == ["    1+1 = 2 ü".encode()]
+
+
+def test_tensorboard_gets_pictures_as_they_are(tmp_path):
+    learning_curve({"seed 0": [{"step": 1, "reward/mean": 0.5}]}, tmp_path / "curve.png")
+    with MetricsWriter(tmp_path) as writer:
+        writer.picture(7, "learning_curve", tmp_path / "curve.png")
+    (found,) = [v for e in events(tmp_path) for v in e.summary.value]
+    height, width, _ = imread(tmp_path / "curve.png").shape
+    assert (found.tag, found.image.height, found.image.width) == ("learning_curve", height, width)
+    assert found.image.encoded_image_string == (tmp_path / "curve.png").read_bytes()
+
+
+def test_a_step_with_samples_however_long_costs_the_events_some_kilobytes(tmp_path):
+    long = {"prompt": "p" * 10**6, "turns": [["assistant", "x" * 10**6]], "outcome": "scored"}
+    texts = as_texts([long | {"reward": 0.0}, long | {"reward": 1.0}])
+    with MetricsWriter(tmp_path) as writer:
+        for name, text in texts.items():
+            writer.text(7, name, text)
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    assert 2 * MOST_CHARACTERS < path.stat().st_size < 2.2 * MOST_CHARACTERS
 
 
 def test_tensorboard_is_told_which_steps_a_resume_replaces(tmp_path):

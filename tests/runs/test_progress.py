@@ -122,6 +122,10 @@ def received(console: Console) -> str:
     return console.file.buffer.getvalue().decode(console.file.encoding)
 
 
+def without_codes(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
 SAMPLES = [
     {
         "prompt": "1+1",
@@ -159,11 +163,15 @@ def test_without_a_terminal_an_alert_is_a_line():
 
 def test_a_resumed_run_shows_the_course_of_earlier_steps():
     progress, console, _ = on_a_terminal()
-    progress.remember([{"step": i, "reward/mean": i / 8, "entropy": None} for i in range(7)])
+    rows = [{"step": i, "reward/mean": i / 7, "entropy": None} for i in range(6)]
+    rows[3]["heldout/pass_greedy"] = 0.5
+    progress.remember(rows)
     with progress:
-        progress.update(8, {"reward/mean": 7 / 8})
-    assert "▁▂▃▄▅▆▇█" in received(console)
-    assert "entropy" not in received(console)
+        progress.update(7, {"reward/mean": 6 / 7})
+    last = without_codes(received(console))
+    assert "0.857  ▁▂▃▄▅▆▇\n" in last
+    assert "50.0%  ▄▄▄▄\n" in last
+    assert "entropy" not in last
 
 
 def test_the_best_and_the_worst_sample_take_turns_and_each_stays_to_be_read(monkeypatch):
@@ -215,5 +223,4 @@ def test_a_terminal_that_becomes_narrower_is_drawn_anew_and_one_that_becomes_wid
         progress.note("narrower")
     assert received(console).count("\x1b[2J") == 1
     last = received(console).split("\x1b[2J")[-1]
-    plainly = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", last)
-    assert max(map(len, plainly.replace("\r", "\n").split("\n"))) < 60
+    assert max(map(len, without_codes(last).replace("\r", "\n").split("\n"))) < 60

@@ -82,6 +82,12 @@ def test_its_height_does_not_depend_on_the_sample(turns):
     assert len(plain(view)) == len(plain(VIEW))
 
 
+def test_when_all_is_over_nothing_is_kept_free():
+    assert plain(VIEW)[-1] == ""
+    last = plain(dataclasses.replace(VIEW, over=True))
+    assert last[-1] == "┃ \\boxed{466200}"
+
+
 def test_of_a_long_completion_the_beginning_and_the_end_are_shown():
     turns = [["assistant", f"turn {i}"] for i in range(20)]
     view = dataclasses.replace(VIEW, sample=coloured(SAMPLE | {"turns": turns}, "best"))
@@ -125,18 +131,18 @@ def test_it_is_green_when_all_is_done():
     ("values", "blocks"),
     [
         ((), ""),
-        ((0.0, 1.0), "▁█"),
-        ((1.0, 0.5, 0.0), "█▅▁"),
-        (tuple(range(8)), "▁▂▃▄▅▆▇█"),
-        ((-3.0, -1.0), "▁█"),
+        ((0.0, 1.0), "▁▇"),
+        ((1.0, 0.5, 0.0), "▇▄▁"),
+        (tuple(range(7)), "▁▂▃▄▅▆▇"),
+        ((-3.0, -1.0), "▁▇"),
         ((0.0, 0.0), "▁▁"),
-        ((0.7, 0.7), "▅▅"),
-        ((-2.0, -2.0), "▅▅"),
-        ((0.0, float("nan"), 1.0), "▁ █"),
+        ((0.7, 0.7), "▄▄"),
+        ((-2.0, -2.0), "▄▄"),
+        ((0.0, float("nan"), 1.0), "▁ ▇"),
         ((float("nan"), float("inf")), "  "),
         ((-1.7e308, 1.7e308, 0.0), "  ▁"),
-        ((5e-324, 0.0), "█▁"),
-        ((1.0, 1.0 + 2**-52), "▁█"),
+        ((5e-324, 0.0), "▇▁"),
+        ((1.0, 1.0 + 2**-52), "▁▇"),
     ],
 )
 def test_sparklines(values, blocks):
@@ -147,4 +153,4 @@ def test_a_sparkline_shows_the_newest_values_where_it_is_cut():
     falling = (*range(30), 99.0)
     (line,) = plain(View(done=1, total=2, history={"entropy": falling}), 40)[2:]
     assert line.startswith("entropy             99.000  ")
-    assert line.endswith("█")
+    assert line.endswith("▇")
