@@ -217,10 +217,10 @@ def test_a_terminal_that_becomes_narrower_is_drawn_anew_and_one_that_becomes_wid
         progress.update(4, METRICS)
         progress.show_sample(SAMPLES)
         console.width = 150
-        progress.note("wider")
+        progress._live.refresh()
         assert "\x1b[2J" not in received(console)
         console.width = 60
-        progress.note("narrower")
+        progress._live.refresh()
     assert received(console).count("\x1b[2J") == 1
     last = received(console).split("\x1b[2J")[-1]
     assert max(map(len, without_codes(last).replace("\r", "\n").split("\n"))) < 60

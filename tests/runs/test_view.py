@@ -95,6 +95,15 @@ def test_of_a_long_completion_the_beginning_and_the_end_are_shown():
     assert "┃ turn 3\n┃ ⋯ 15 more lines\n┃ turn 19" in text
 
 
+def test_a_long_line_goes_on_in_the_next():
+    words = " ".join(f"word{i}" for i in range(30)) + "x" * 90
+    view = dataclasses.replace(
+        VIEW, sample=coloured(SAMPLE | {"turns": [["assistant", words]]}, "")
+    )
+    said = "".join(line.removeprefix("┃ ") for line in plain(view) if line.startswith("┃"))
+    assert words.replace(" ", "") in said.replace(" ", "")
+
+
 def test_without_room_for_it_the_sample_is_left_out():
     assert not any("best of" in line for line in plain(VIEW, 80, 18))
 
