@@ -152,6 +152,7 @@ class Recorder:
     def before(self, evaluation: Mapping[str, float]) -> None:
         """The evaluation before training."""
         self._metrics.write(0, evaluation)
+        self._progress.remember([evaluation])
         self.note(f"before training: {_readable(evaluation)}")
 
     def timed(self, steps: Iterable[int]) -> Iterator[int]:

@@ -60,7 +60,8 @@ def three_rows(folder: Path, start: int = 0) -> list[str]:
     """Writes rows of a run, with one that has a value that is not finite; what it was told."""
     folder.mkdir(exist_ok=True)
     told = []
-    with MetricsWriter(folder, start, wandb_run.begin(CONFIG, folder, told.append)) as metrics:
+    kept = read_metrics(folder)
+    with MetricsWriter(folder, kept, wandb_run.begin(CONFIG, folder, told.append)) as metrics:
         for step in range(start, start + 3):
             metrics.write(step, {"reward/mean": step / 2, "bad": float("nan"), "note": "text"})
     return told

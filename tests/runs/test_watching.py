@@ -1,6 +1,7 @@
 """What the recorder of a run shows where people look: TensorBoard, W&B, the terminal."""
 
 import io
+import re
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,8 @@ def steps_done(root: Path, steps: int, resume: str = "") -> Path:
     config = {"experiment": "x", "seed": 0, "steps": steps, "run": run}
     with Recorder(config, FACTS, resume) as record:
         _, start = record.restore(STATE)
+        if not record.resumed:
+            record.before({"heldout/pass_greedy": 0.25})
         for step in record.timed(range(start, steps)):
             record.check(step, STATE, METRICS, batch=None, recipe="fast")
             record.step(step, METRICS, np.ones(2), ["scored"] * 2, SAMPLES)
@@ -89,6 +92,7 @@ def test_the_terminal_has_a_sample_and_of_a_resumed_run_the_course_of_all(tmp_pa
     folder = steps_done(tmp_path, 3)
     assert "best of 2, step 1" in terminal.getvalue()
     assert "it is 2" in terminal.getvalue()
+    assert re.search(r"held-out greedy .*25\.0%", terminal.getvalue())
     terminal.truncate(0)
     steps_done(tmp_path, 5, resume=str(folder))
     assert f"log-prob gap{' ' * 5}" in terminal.getvalue()
@@ -107,5 +111,5 @@ def test_wandb_has_a_row_a_step_of_the_resumed_run_only_its_own(tmp_path, monkey
     folder = steps_done(tmp_path, 2)
     steps_done(tmp_path, 3, resume=str(folder))
     assert asked == [("x", tmp_path)] * 2
-    assert [one.steps for one in found] == [[1, 2, 2], [3, 3]]
+    assert [one.steps for one in found] == [[0, 1, 2, 2], [3, 3]]
     assert all(one.closed for one in found)
