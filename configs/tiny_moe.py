@@ -24,6 +24,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
     config.base = ConfigDict()
     config.base.path = "orbit_jax/assets/tiny_moe_int4"  # a Hugging Face folder or .gguf file
+    config.base.own = ()  # one's own model families and ways of quantising: my_file.py:my_family
     config.base.weights = (
         "checkpoint"  # or random: a rehearsal, without a download, of path's model
     )

@@ -23,6 +23,7 @@ class BaseConfig:
     """The frozen model; `random` weights are a rehearsal in the structure of a `config.json`."""
 
     path: str = "orbit_jax/assets/tiny_moe_int4"
+    own: tuple[str, ...] = ()
     weights: str = "checkpoint"
     working_copy: str = "auto"
     working_copy_share: float = 0.1
@@ -157,7 +158,8 @@ class Config:
     def code_hash(self) -> str | None:
         """Of the files of one's own code that fields name, tasks too; None without any."""
         tasks = (entry.rpartition("*")[2] for entry in self.task.mixture)  # less their weights
-        return own_hash([self.ppo.loss, self.ppo.advantage, self.adapter.method, *tasks])
+        fields = (self.ppo.loss, self.ppo.advantage, self.adapter.method, *self.base.own)
+        return own_hash([*fields, *tasks])
 
     @property
     def rows(self) -> int:
@@ -178,6 +180,8 @@ class Config:
 
 def from_config_dict(given: Any) -> Config:
     """Turns an `ml_collections.ConfigDict` (or a plain dict) into a validated `Config`.
+
+    What `base.own` names is known to every loader from then on.
 
     Raises:
       ValueError: for an unknown field, a value of the wrong type, or values that contradict each

@@ -2,9 +2,11 @@
 
 import functools
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from orbit_jax import adapter_config, ppo_config
+from orbit_jax.checkpoint.own import make_known
 from orbit_jax.own_code import is_own, load_own
 
 if TYPE_CHECKING:
@@ -73,9 +75,12 @@ def require_valid(config: "Config") -> None:
         if field in OWN_CODE:
             remedy += ", or a function of your own as 'my_file.py:name'"
             if is_own(value_of(field)):
-                _load(field, value_of(field))
+                _with_field(load_own, field, value_of(field))
                 continue
         require(value_of(field) in allowed, field, remedy)
+    for name in config.base.own:  # from here on loaders find them by their names
+        require(is_own(name), "base.own", "name each as 'my_file.py:name'")
+        _with_field(make_known, "base.own", name)
     for ok, field, remedy in (
         *adapter_config.requirements(config.adapter),
         *ppo_config.requirements(config),
@@ -128,8 +133,8 @@ def require_valid(config: "Config") -> None:
     )
 
 
-def _load(field: str, name: str) -> None:
+def _with_field(use: Callable[[str], Any], field: str, name: str) -> None:
     try:
-        load_own(name)
+        use(name)
     except ValueError as error:
         raise ValueError(f"config.{field}={name!r}: {error}") from error

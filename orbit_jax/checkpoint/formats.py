@@ -3,7 +3,7 @@
 One table for all of them. An entry says which tensors a weight `[out, in]` is stored as, how they
 become the fields of a `QTensor` (bits move, values do not, and where the layouts agree nothing is
 copied), and, written apart from `dequantize`, what value each weight has. A format more is an entry
-more here and a golden more in its test.
+more here and a golden more in its test; one's own is an entry of a `quantization.Method`.
 
 Activations are never quantised: of a checkpoint made for that (W8A8, W4A4) the weights are used,
 and its activation scales are left unread.
@@ -105,6 +105,7 @@ FORMATS: dict[str, WeightFormat] = {
         divisors=lambda scheme: (1, 32),
     ),
 }
+FORMATS_OF_PACKAGE = frozenset(FORMATS)
 
 
 def stored_tensors(scheme: Scheme, shape: tuple[int, ...]) -> dict[str, Stored]:

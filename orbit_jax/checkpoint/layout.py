@@ -1,7 +1,7 @@
 """Which Hugging Face modules make up each leaf of the base.
 
 A leaf of the base is a stack over layers, and over experts; a checkpoint holds each of them apart.
-This table is all that reading and writing share about names.
+This is all that reading and writing share about names.
 """
 
 import itertools
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import jax
 
 from orbit_jax.model.config import ModelConfig
+from orbit_jax.model.families import FAMILIES
 from orbit_jax.model.weights import Weight, weights
 
 
@@ -38,28 +39,10 @@ class Leaf:
     rows: tuple[int, int] | None = None
 
 
-# How families spell the module of a weight, where it is not spelt like its path in the base.
-_SPELLINGS: dict[str, dict[str, str]] = {
-    "mixtral": {
-        "mlp": "block_sparse_moe",
-        "gate_proj": "w1",
-        "down_proj": "w2",
-        "up_proj": "w3",
-    },
-    "gpt_oss": {"gate": "router"},
-}
 # Parameters that stand in a module of another name, or, with an empty one, in none of their own.
 _PARAMETERS = {
     "sinks": ("", "sinks"),
     "e_score_correction_bias": ("gate", "e_score_correction_bias"),
-}
-# Families that hold all experts of a layer in one tensor: its parameter, and the rows of a weight.
-_FUSED = {
-    "gpt_oss": {
-        "gate_proj": ("gate_up_proj", (0, 2)),
-        "up_proj": ("gate_up_proj", (1, 2)),
-        "down_proj": ("down_proj", None),
-    },
 }
 
 
@@ -80,18 +63,17 @@ def layout(config: ModelConfig) -> dict:
 
 
 def _of_layers(config: ModelConfig, names: list[str], layers: range, weight: Weight) -> Leaf:
-    *groups, name = names
+    family, (*groups, name) = FAMILIES[config.family], names
     is_bias = name.endswith("_bias") and name not in _PARAMETERS
     name = name.removesuffix("_bias") if is_bias else name
     module, parameter = _PARAMETERS.get(name, (name, "bias" if is_bias else "weight"))
     facts = {"lead": weight.lead, "shape": weight.shape, "kind": weight.kind}
-    if "experts" in groups and config.family in _FUSED:
-        parameter, rows = _FUSED[config.family][name]
+    if "experts" in groups and family.fused:
+        parameter, rows = family.fused[name]
         parameter += "_bias" if is_bias else ""
         modules = (f"model.layers.{l}.{'.'.join(groups)}" for l in layers)
         return Leaf(tuple(modules), parameter=parameter, fused=True, rows=rows, **facts)
-    spelling = _SPELLINGS.get(config.family, {})
-    parts = [spelling.get(part, part) for part in (*groups, module)]
+    parts = [family.spelling.get(part, part) for part in (*groups, module)]
     path = ".".join(part for part in parts if part)
     if "experts" not in groups:
         modules = tuple(f"model.layers.{l}.{path}" for l in layers)

@@ -6,21 +6,39 @@ but a quantised module cannot be mistaken: it has tensors that a plain one has n
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from orbit_jax.checkpoint.compressed_tensors_config import Targets, blocks, read_targets
 from orbit_jax.checkpoint.fields import only, section
+from orbit_jax.checkpoint.formats import FORMATS, FORMATS_OF_PACKAGE, WeightFormat
 from orbit_jax.checkpoint.safetensors_io import TensorRef, read_json
 from orbit_jax.checkpoint.scheme import I8, PLAIN, U8, Scheme
 
 # The tensor of a module with a suffix, as `weight_scale`; None where there is none.
 Find = Callable[[str], TensorRef | None]
+# How the weight of a module is stored, by the module's names, its `Leaf.kind` and its tensors.
+FindScheme = Callable[[Sequence[str], str, Find], Scheme]
 
 _MODELOPT_FILE = "hf_quant_config.json"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way in which checkpoints are quantised.
+
+    Attributes:
+      name: its `quant_method`.
+      read: from a `quantization_config`, how the scheme of a module is found.
+      formats: the weight formats that it alone uses, by the names that its schemes give.
+    """
+
+    name: str
+    read: Callable[[dict], FindScheme]
+    formats: Mapping[str, WeightFormat] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -31,7 +49,7 @@ class Quantization:
     """
 
     method: str
-    find_scheme: Callable[[Sequence[str], str, Find], Scheme]
+    find_scheme: FindScheme
     config: dict
 
     def scheme(self, names: Sequence[str], kind: str, find: Find) -> Scheme:
@@ -59,6 +77,21 @@ def read_quantization(folder: Path, hf: dict) -> Quantization:
     return Quantization(method, _METHODS[method](config), config)
 
 
+def add_method(method: Method) -> None:
+    """Makes a method of one's own known, in place of an earlier one of its name.
+
+    Raises:
+      ValueError: if it, or one of its formats, has the name of one of this package.
+    """
+    if method.name in _OF_PACKAGE:
+        raise ValueError(f"quant_method {method.name!r} is one of this package: take another name")
+    for name in method.formats:
+        if name in FORMATS_OF_PACKAGE:
+            raise ValueError(f"format {name!r} is one of this package: take another name")
+    _METHODS[method.name] = method.read
+    FORMATS.update(method.formats)
+
+
 def _config(folder: Path, hf: dict) -> dict | None:
     text = hf.get("text_config") if isinstance(hf.get("text_config"), dict) else {}
     found = [part["quantization_config"] for part in (hf, text) if part.get("quantization_config")]
@@ -77,12 +110,12 @@ def _config(folder: Path, hf: dict) -> dict | None:
     }
 
 
-def _compressed_tensors(config: dict) -> Callable:
+def _compressed_tensors(config: dict) -> FindScheme:
     targets: Targets = read_targets(config)
     return lambda names, kind, find: targets.scheme(names, kind)
 
 
-def _fp8(config: dict) -> Callable:
+def _fp8(config: dict) -> FindScheme:
     """DeepSeek, Qwen: blocks, or one scale where the configuration has no block size."""
     only(config, "fmt", None, "e4m3", "float8_e4m3fn")
     block = None
@@ -102,7 +135,7 @@ def _fp8(config: dict) -> Callable:
     return find_scheme
 
 
-def _modelopt(config: dict) -> Callable:
+def _modelopt(config: dict) -> FindScheme:
     only(config, "quant_algo", None, "NVFP4", "FP8", "MIXED_PRECISION")
 
     def find_scheme(names: Sequence[str], kind: str, find: Find) -> Scheme:
@@ -114,12 +147,12 @@ def _modelopt(config: dict) -> Callable:
     return find_scheme
 
 
-def _mxfp4(config: dict) -> Callable:
+def _mxfp4(config: dict) -> FindScheme:
     """gpt-oss."""
     return lambda names, kind, find: Scheme("mxfp4-blocks") if find("weight_blocks") else PLAIN
 
 
-def _gptq(config: dict) -> Callable:
+def _gptq(config: dict) -> FindScheme:
     only(config, "checkpoint_format", None, "gptq", "gptq_v2")
     minus_one = config.get("checkpoint_format") != "gptq_v2"
     own = {
@@ -155,7 +188,7 @@ def _gptq(config: dict) -> Callable:
     return find_scheme
 
 
-def _awq(config: dict) -> Callable:
+def _awq(config: dict) -> FindScheme:
     only({"bits": config.get("bits", config.get("w_bit"))}, "bits", 4)
     only(config, "version", None, "gemm", "GEMM")
     only(config, "zero_point", None, True)
@@ -164,7 +197,7 @@ def _awq(config: dict) -> Callable:
     return lambda names, kind, find: scheme if find("qweight") else PLAIN
 
 
-_METHODS: dict[str, Callable[[dict], Callable]] = {
+_METHODS: dict[str, Callable[[dict], FindScheme]] = {
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
     "modelopt": _modelopt,
@@ -172,6 +205,7 @@ _METHODS: dict[str, Callable[[dict], Callable]] = {
     "gptq": _gptq,
     "awq": _awq,
 }
+_OF_PACKAGE = frozenset(_METHODS)
 
 
 def _eight_bits(scale: TensorRef, suffix: str, block: tuple[int, int] | None) -> Scheme:

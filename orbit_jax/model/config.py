@@ -4,7 +4,8 @@ import bisect
 import itertools
 from dataclasses import dataclass
 
-from orbit_jax.model.families import Latent, facts
+from orbit_jax.model.families import facts
+from orbit_jax.model.family import Latent
 from orbit_jax.model.rope import Rope
 
 

@@ -1,35 +1,15 @@
 """What each family of models is, read from a Hugging Face `config.json`.
 
-A family is a few facts: which fields of the file it reads and which parts its layers have. The same
-model code runs them all. Files of different ages spell a field differently; all spellings are
-read, and two that contradict each other are refused.
+A family is a few facts: which fields of the file it reads, which parts its layers have, and how its
+files name them. The same model code runs them all. Files of different ages spell a field
+differently; all spellings are read, and two that contradict each other are refused.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from orbit_jax.model.family import Family, Latent, experts, windows
 from orbit_jax.model.fields import count, number, positive, read
 from orbit_jax.model.rope import read_rope, rope_fields, yarn_magnitude
-
-
-@dataclass(frozen=True)
-class Latent:
-    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values are made from one latent.
-
-    Attributes:
-      q_rank: width of the queries' latent, 0 where queries are projected at once.
-      kv_rank: width of the latent that is cached.
-      nope: width of the part of a head's query and key that is not rotated.
-      rope: width of the rotated part; one rotated key serves all heads.
-      value: width of a head's value.
-    """
-
-    q_rank: int
-    kv_rank: int
-    nope: int
-    rope: int
-    value: int
 
 
 def facts(hf: dict) -> dict[str, Any]:
@@ -45,11 +25,13 @@ def facts(hf: dict) -> dict[str, Any]:
             raise ValueError(f"config.json: text_config is missing, {family} keeps its facts there")
         hf = hf["text_config"]
         family = hf.get("model_type") or "deepseek_v3"
-    if not isinstance(family, str) or family not in _FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(
             f"config.json: model_type={family!r} is not supported: use one of "
-            f"{(*_FAMILIES, *_WRAPPERS)}"
+            f"{(*FAMILIES, *_WRAPPERS)}, or describe your own in base.own"
         )
+    described = FAMILIES[family]
+    hf = {described.fields.get(name, name): value for name, value in hf.items()}
     for field, plain in _UNSUPPORTED.items():
         if hf.get(field) not in plain:
             raise ValueError(
@@ -71,11 +53,22 @@ def facts(hf: dict) -> dict[str, Any]:
         "max_positions": count(hf, "max_position_embeddings"),
         "tie_word_embeddings": bool(hf.get("tie_word_embeddings", False)),
         "attention_bias": bool(hf.get("attention_bias", False)),
-        "windows": _windows(hf, common_window=family == "mixtral"),
+        "windows": windows(hf),
     }
-    found = common | _FAMILIES[family](hf)
+    found = common | described.facts(hf)
     _check(found)
     return found
+
+
+def add_family(family: Family) -> None:
+    """Makes a family of one's own known, in place of an earlier one of its name.
+
+    Raises:
+      ValueError: for the name of one of this package.
+    """
+    if family.name in _OF_PACKAGE:
+        raise ValueError(f"model_type {family.name!r} is a family of this package: take another")
+    FAMILIES[family.name] = family
 
 
 def _llama(hf: dict) -> dict:
@@ -91,7 +84,7 @@ def _qwen3_moe(hf: dict) -> dict:
     if not isinstance(dense, list | tuple):
         raise ValueError(f"config.json: mlp_only_layers={dense!r} must be a list of layers")
     layers = range(count(hf, "num_hidden_layers"))
-    return _experts(hf) | {
+    return experts(hf) | {
         "qk_norm": "head",
         "sparse": tuple(i not in dense and (i + 1) % step == 0 for i in layers),
         "expert_size": count(hf, "moe_intermediate_size"),
@@ -100,12 +93,16 @@ def _qwen3_moe(hf: dict) -> dict:
 
 
 def _mixtral(hf: dict) -> dict:
-    return _experts(hf) | {"expert_size": count(hf, "intermediate_size"), "norm_topk_prob": True}
+    return experts(hf) | {
+        "expert_size": count(hf, "intermediate_size"),
+        "norm_topk_prob": True,
+        "windows": windows(hf, common_window=True),
+    }
 
 
 def _olmoe(hf: dict) -> dict:
     clip = hf.get("clip_qkv")
-    return _experts(hf) | {
+    return experts(hf) | {
         "qk_norm": "all",
         "expert_size": count(hf, "intermediate_size"),
         "norm_topk_prob": bool(hf.get("norm_topk_prob", False)),
@@ -140,7 +137,7 @@ def _deepseek_v3(hf: dict) -> dict:
     for name, value in (("first_k_dense_replace", dense), ("n_shared_experts", shared)):
         if type(value) is not int or value < 0:
             raise ValueError(f"config.json: {name}={value!r} must be a whole number of at least 0")
-    return _experts(hf) | {
+    return experts(hf) | {
         "latent": latent,
         # What attention sees: one head of keys, the latent with the rotated part behind it.
         "num_kv_heads": 1,
@@ -161,13 +158,13 @@ def _deepseek_v3(hf: dict) -> dict:
 
 
 def _gpt_oss(hf: dict) -> dict:
-    windows = {}
+    alternate = {}
     if hf.get("sliding_window") is not None and not hf.get("layer_types"):
         window, layers = count(hf, "sliding_window"), count(hf, "num_hidden_layers")
-        windows = {"windows": tuple(window if i % 2 == 0 else 0 for i in range(layers))}
+        alternate = {"windows": tuple(window if i % 2 == 0 else 0 for i in range(layers))}
     return (
-        _experts(hf)
-        | windows
+        experts(hf)
+        | alternate
         | {
             "attention_bias": bool(hf.get("attention_bias", True)),
             "sinks": True,
@@ -180,16 +177,38 @@ def _gpt_oss(hf: dict) -> dict:
     )
 
 
-_FAMILIES: dict[str, Callable[[dict], dict]] = {
-    "qwen3_moe": _qwen3_moe,
-    "qwen3": _qwen3,
-    "llama": _llama,
-    "mixtral": _mixtral,
-    "olmoe": _olmoe,
-    "deepseek_v3": _deepseek_v3,
-    "kimi_k2": _deepseek_v3,
-    "gpt_oss": _gpt_oss,
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        Family("qwen3_moe", _qwen3_moe),
+        Family("qwen3", _qwen3),
+        Family("llama", _llama),
+        Family(
+            "mixtral",
+            _mixtral,
+            spelling={
+                "mlp": "block_sparse_moe",
+                "gate_proj": "w1",
+                "down_proj": "w2",
+                "up_proj": "w3",
+            },
+        ),
+        Family("olmoe", _olmoe),
+        Family("deepseek_v3", _deepseek_v3),
+        Family("kimi_k2", _deepseek_v3),
+        Family(
+            "gpt_oss",
+            _gpt_oss,
+            spelling={"gate": "router"},
+            fused={
+                "gate_proj": ("gate_up_proj", (0, 2)),
+                "up_proj": ("gate_up_proj", (1, 2)),
+                "down_proj": ("down_proj", None),
+            },
+        ),
+    )
 }
+_OF_PACKAGE = frozenset(FAMILIES)
 # Models with more than language in them: the facts stand under `text_config`.
 _WRAPPERS = ("kimi_k25",)
 
@@ -206,35 +225,6 @@ _DEEPSEEK = {
     "scoring_func": ("sigmoid",),
     "moe_layer_freq": (1,),
 }
-
-
-def _experts(hf: dict) -> dict:
-    """What every mixture of experts says; all layers are sparse unless its family knows better."""
-    return {
-        "sparse": (True,) * count(hf, "num_hidden_layers"),
-        "num_experts": count(hf, "num_experts", "num_local_experts", "n_routed_experts"),
-        "top_k": count(hf, "num_experts_per_tok", "experts_per_token"),
-    }
-
-
-def _windows(hf: dict, common_window: bool) -> tuple[int, ...]:
-    """Positions that each layer looks back over, 0 for all; `()` if no layer is limited."""
-    kinds, window = hf.get("layer_types"), hf.get("sliding_window")
-    layers = count(hf, "num_hidden_layers")
-    if kinds is None:
-        limited = [common_window and window is not None] * layers
-    else:
-        known = ("full_attention", "sliding_attention")
-        if not isinstance(kinds, list) or not all(kind in known for kind in kinds):
-            raise ValueError(f"config.json: layer_types={kinds!r} must be a list of {known}")
-        if len(kinds) != layers:
-            raise ValueError(
-                f"config.json: layer_types has {len(kinds)} entries for {layers} layers"
-            )
-        limited = [kind == "sliding_attention" for kind in kinds]
-    if not any(limited):
-        return ()
-    return tuple(count(hf, "sliding_window") if yes else 0 for yes in limited)
 
 
 def _check(found: dict) -> None:
