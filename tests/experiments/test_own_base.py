@@ -20,6 +20,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT)]
 
+import inspect_checkpoint  # noqa: E402
 import own_format  # noqa: E402
 import ppo_math  # noqa: E402
 
@@ -122,6 +123,15 @@ def test_the_base_is_read_as_the_same_bits_under_other_names_and_in_another_pack
     for one, other in zip(jax.tree.leaves(base), jax.tree.leaves(expected), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
+
+
+def test_an_inspection_knows_what_it_is_told(tmp_path, monkeypatch, capsys):
+    base = str(rewritten(tmp_path / "base", family=True, packing=True))
+    told = [word for name in (FAMILY, FORMAT) for word in ("--own", str(ROOT / name))]
+    monkeypatch.setattr(sys, "argv", ["inspect_checkpoint.py", base, *told])
+    assert inspect_checkpoint.main() == 0
+    said = capsys.readouterr().out
+    assert {"tower", "halves"} <= set(said.split())
 
 
 @pytest.mark.long
