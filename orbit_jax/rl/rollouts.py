@@ -66,6 +66,11 @@ class Rollouts:
         """The sampled ids of a row, stop id included."""
         return self.tokens[row, self.prompt_lengths[row] : self.lengths[row]].tolist()
 
+    def take(self, rows: np.ndarray) -> "Rollouts":
+        """Those rows alone, in that order."""
+        per_row = (*_RECORDED, "prompt_lengths", "groups")
+        return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in per_row})
+
 
 class Environment(Protocol):
     """What answers a row whose turn is over: tools, or somebody who talks.
