@@ -90,6 +90,17 @@ def test_the_python_that_make_asks_for_is_the_one_that_the_package_needs():
     assert project["requires-python"] == f">={major}.{minor}"
 
 
+def test_the_licence_is_the_one_that_the_package_names():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / "LICENSE").read_text()
+    assert project["license"] == "Apache-2.0"
+    assert project["license-files"] == ["LICENSE"]
+    assert "Apache License\n" in text
+    assert "Version 2.0" in text
+    assert "Copyright 2026 The orbit_jax authors" in text
+    assert text.rstrip().endswith("limitations under the License.")
+
+
 def test_continuous_integration_is_executable_and_ends_with_the_tests():
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o111

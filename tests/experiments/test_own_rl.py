@@ -1,4 +1,4 @@
-"""A loss, an advantage and an adapter of one's own, named in a config; no file of the package."""
+"""A loss, an advantage, an adapter and a task of one's own, named in a config, all in one run."""
 
 import json
 import sys
@@ -32,11 +32,12 @@ def recipe(root: Path, file: Path, **fields):
     config.ppo.loss = f"{file}:tapered"
     config.ppo.advantage = f"{file}:low_baseline"
     config.adapter.method = f"{file}:gains"
+    config.task.mixture = (f"{ROOT / 'experiments/own_task.py'}:Nearness",)
     config.update_from_flattened_dict({k.replace("__", "."): v for k, v in fields.items()})
     return from_config_dict(config)
 
 
-def test_a_run_takes_all_three_from_a_file_and_goes_on_only_with_that_file(tmp_path):
+def test_a_run_takes_all_of_them_from_files_and_goes_on_only_with_that_file(tmp_path):
     file = tmp_path / "my_rl.py"
     file.write_text(Path(own_rl.__file__).read_text())
     summary = ppo_math.run(recipe(tmp_path / "runs", file))
@@ -45,7 +46,7 @@ def test_a_run_takes_all_three_from_a_file_and_goes_on_only_with_that_file(tmp_p
     assert summary["parity_max_abs_diff"] == 0
     assert 0 < summary["adapter_bytes"] < 100_000  # of rank 16 it would be far more
     steps = [row for row in read_metrics(folder) if "reward/mean" in row]
-    assert all("taper" in row for row in steps)
+    assert all({"taper", "details/off_by"} <= row.keys() for row in steps)
     assert steps[0]["adapter/update_size"] == 1  # gains are 0 at first
     assert json.loads((folder / "config.json").read_text())["ppo"]["loss"].endswith(":tapered")
     assert ppo_math.run(recipe(tmp_path / "runs", file, steps=3), str(folder))["finished"]
