@@ -160,6 +160,36 @@ def test_a_band_reaches_from_the_lowest_seed_to_the_highest(tmp_path):
     assert "25.0% → 76.0% 75.0% to 77.0%" in text
 
 
+def test_an_arm_is_named_by_what_is_unusual_in_it(tmp_path):
+    rates = {"a": 1e-4, "b": 1e-4, "c": 1e-3}
+    folders = [write_run(tmp_path / name, rate=rate) for name, rate in rates.items()]
+    config = json.loads((folders[1] / "config.json").read_text())
+    (folders[1] / "config.json").write_text(json.dumps(config | {"steps": 24}))
+    labels = [arm.label for arm in arms_of(read_runs(folders))]
+    assert labels == ["the usual values", "steps=24", "learning_rate=0.001"]
+
+
+def test_lines_that_lie_on_each_other_take_turns(tmp_path):
+    folders = [write_run(tmp_path / f"{i}", rate=i) for i in range(3)]
+    found = page(arms_of(read_runs(folders)))
+    (picture,) = re.findall(r'aria-label="entropy.*?</svg>', found, re.DOTALL)
+    assert re.findall(r"stroke-dasharray:8 16;stroke-dashoffset:-(\d+)", picture) == [
+        "0",
+        "8",
+        "16",
+    ]
+
+
+def test_what_a_step_does_not_count_is_0(tmp_path):
+    def cut(row):
+        return row | {"stop/length": 0.5} if row["step"] == 4 else row
+
+    folders = [write_run(tmp_path / "a", change=cut), write_run(tmp_path / "b", rate=1.0)]
+    cut_arm, whole_arm = arms_of(read_runs(folders))
+    assert curve_of(cut_arm, "stop/length").middle.tolist() == [0, 0, 0, 0.5, *[0] * 8]
+    assert curve_of(whole_arm, "stop/length").middle.tolist() == [0] * 12
+
+
 def test_a_gap_of_0_reads_as_0(tmp_path):
     text = shown(write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=1)).text
     assert "log-prob gap of exactly 0 over 240 tokens" in text
@@ -215,7 +245,8 @@ def test_a_run_that_was_killed_early_says_so(tmp_path):
     assert "killed is not finished: step 3 of 12" in text
     assert "its log ends with “RuntimeError: the disk is full”" in text
     assert "a line is cut short in metrics.jsonl" in text
-    assert "1 of 2 finished , whose figures these are" in text
+    card = text.partition("run seed began")[0]
+    assert "1 of 2 finished , whose figures these are held-out, greedy 25.0% → 76.0%" in card
     assert "25.0% at step 0" in text
 
 
@@ -291,10 +322,18 @@ def test_samples_of_one_prompt_stand_side_by_side_and_else_of_one_kind(tmp_path)
     folders = [write_run(tmp_path / name, rate=rate) for name, rate in (("a", 1e-4), ("b", 1e-3))]
     places = chosen(read_runs(folders))
     assert len(places) == 3
-    for place in places:
+    first = [folder / "samples/step_000001.jsonl" for folder in folders]
+    rows = [path.read_text() for path in first]
+    first[0].write_text(rows[0] + json.dumps(sample(8, 1, 0, "")))
+    first[1].write_text(f"{json.dumps(sample(9, 1, 0, ''))}\n{rows[1]}")
+    *same, alike = chosen(read_runs(folders))
+    for place in same:
         problems = {where: shown.row["problem"] for where, shown in place.items()}
         assert problems["a", "first"] == problems["b", "first"]
         assert problems["a", "last"] == problems["b", "last"]
+    assert [shown.row["problem"] for shown in alike.values()] == ["p8", "p9"]
+    for path, text in zip(first, rows, strict=True):
+        path.write_text(text)
     found = shown(*folders)
     kinds = [attrs.get("class") for tag, attrs in found.tags if tag == "div"]
     assert kinds.count("said") == 2 * kinds.count("given") == 3 * 4 * 2
