@@ -1,7 +1,7 @@
 """What a report draws: which metrics, and of each its curve over an arm's seeds, with a band."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -93,7 +93,6 @@ class Curve(NamedTuple):
     Attributes:
       steps, middle, low, high: [N] each: the mean over the seeds that have the step (or the
         largest), the lowest and the highest; NaN where none is finite.
-      runs: how many have the metric at all.
       lost: values that were not finite.
       every: steps that one point stands for; low and high are then of all of them.
     """
@@ -102,7 +101,6 @@ class Curve(NamedTuple):
     middle: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    runs: int
     lost: int
     every: int
 
@@ -149,7 +147,6 @@ def curve_of(arm: Arm, metric: str) -> Curve | None:
         middle=np.array([_over(np.max if kind.largest else np.mean, part) for part in parts]),
         low=np.array([_over(np.min, part) for part in parts]),
         high=np.array([_over(np.max, part) for part in parts]),
-        runs=len(runs),
         lost=sum(math.isnan(value) for pairs in runs for _, value in pairs),
         every=every,
     )
@@ -185,6 +182,6 @@ def caption(arms: Sequence[Arm], points_of: int) -> str:
     return " ".join(said)
 
 
-def _over(function: np.ufunc, values: np.ndarray) -> float:
+def _over(function: Callable[[np.ndarray], float], values: np.ndarray) -> float:
     finite = values[np.isfinite(values)]
     return float(function(finite)) if finite.size else math.nan

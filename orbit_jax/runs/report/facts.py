@@ -52,14 +52,14 @@ def memory_section(arms: Sequence[Arm]) -> str:
     heads = ("run", "frozen base", "working copy", "adapter", "its parameters", "peak, measured")
     rows = []
     for run in (run for arm in arms for run in arm.runs):
-        estimate = next(iter(reversed(run.told(_MEMORY))), "")
+        estimate = "".join(run.told(_MEMORY)[-1:])
         parameters = run.facts.get("adapter_parameters", "")
         peak = run.summary.get("peak_memory_bytes")
         rows.append(
             (
                 text(run.name),
                 *(
-                    _bytes(run.facts.get(f"{what}_bytes"))
+                    _bytes(run.facts.get(f"{what}_bytes", ""))
                     for what in ("base", "working_copy", "adapter")
                 ),
                 quantity(int(parameters)) if parameters.isdecimal() else "–",
@@ -94,15 +94,7 @@ def timing_section(arms: Sequence[Arm]) -> str:
                 text("; ".join(said)) or "–",
             )
         )
-    heads = (
-        "run",
-        "in all",
-        "in steps",
-        "a step, mean",
-        "share of steps",
-        "resumed",
-        "from its log",
-    )
+    heads = ("run", "in all", "in steps", "a step, mean", "share of steps", "resumed", "its log")
     note = (
         '<p class="note">The rest is start-up, compiling, the gate of log-probs, evaluations and '
         "checkpoints.</p>"
@@ -153,18 +145,14 @@ def _of(arm: Arm, arms: Sequence[Arm]) -> str:
     return run if len(arms) == len(arm.runs) == 1 else f"{arm.letter} (that of {run})"
 
 
-def _bytes(text_: str | None) -> str:
-    return size(int(text_)) if text_ and text_.isdecimal() else "–"
+def _bytes(number_of: str) -> str:
+    return size(int(number_of)) if number_of.isdecimal() else "–"
 
 
 def _duration(seconds: float | None) -> str:
     if not seconds:
         return "–"
-    minutes, hours = seconds / 60, seconds / 3600
-    return (
-        f"{seconds:.0f} s"
-        if minutes < 2
-        else f"{minutes:.1f} min"
-        if hours < 2
-        else f"{hours:.1f} h"
-    )
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -38,9 +38,10 @@ def write_report(folders: Sequence[Path], out: Path) -> str:
         raise ValueError(f"--out={out} is a folder: name a file, as {out / 'report.html'}")
     runs = read_runs(folders)
     arms = arms_of(runs)
+    markup = page(arms)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, page(arms))
+        write_atomic(out, markup)
     except OSError as error:
         raise ValueError(f"--out={out}: cannot be written: {error.strerror}") from error
     return f"{plural(len(runs), 'run')} in {plural(len(arms), 'arm')}"

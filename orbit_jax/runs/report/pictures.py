@@ -108,7 +108,7 @@ def _scale(values: np.ndarray, metric: str, log: bool, zero: bool) -> Scale:
     low, high = float(values.min()), float(values.max())
     if low == high == 0:
         return Scale(lambda value: 0.5, {0.0: "0"})
-    if zero or (log and low > 0 and high / low > _WIDE):
+    if (zero and low >= 0) or (log and low > 0 and high / low > _WIDE):
         return _log_scale(float(values[values > 0].min()), high, zero)
     if low >= 0:
         low, high = 0.0, 1.0 if is_share(metric) and 0.5 < high <= 1 else high

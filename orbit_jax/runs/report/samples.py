@@ -70,12 +70,11 @@ def steps_of(run: Run) -> dict[str, int]:
     return dict(zip(("first", "last"), steps, strict=False))
 
 
-def _by_problem(rows: Sequence[Row]) -> dict[Any, list[Row]]:
-    groups: dict[Any, list[Row]] = {}
+def _by_problem(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(f"{row.get('task')}/{row.get('problem', row.get('prompt'))}", []).append(
-            row
-        )
+        problem = row.get("problem", row.get("prompt"))
+        groups.setdefault(f"{row.get('task')}/{problem}", []).append(row)
     return groups
 
 
@@ -131,20 +130,20 @@ def _verdict(shown: Shown) -> str:
     row, reward = shown.row, shown.row.get("reward")
     parts = row.get("parts") if isinstance(row.get("parts"), dict) else {}
     grade = parts.get("correctness", reward)
-    mark, kind = (
-        ("–", "none") if grade is None else ("✓", "right") if grade >= 1 else ("✗", "wrong")
-    )
-    if kind == "wrong" and grade > 0:
+    if grade is None:
+        mark, kind = "–", "none"
+    elif 0 < grade < 1:
         mark, kind = "◐", "partly"
+    else:
+        mark, kind = ("✓", "right") if grade > 0 else ("✗", "wrong")
+    told = "no reward" if reward is None else number(reward)
     scored = [value for value in shown.rewards if value is not None]
-    said = [
-        text(row[name]) for name in ("outcome", "stop") if row.get(name) and row[name] != "scored"
-    ]
+    said = [text(row[k]) for k in ("outcome", "stop") if row.get(k) not in (None, "scored")]
     said.append(plural(len(row.get("ids", ())), "token"))
     if scored:
         said.append(f"prompt's mean {number(sum(scored) / len(scored))}")
     return (
-        f'<span class="reward {kind}">{mark} {number(reward) if scored else "no reward"}</span>'
+        f'<span class="reward {kind}">{mark} {told}</span>'
         f'<span class="note">{" · ".join(said)}</span>'
     )
 
