@@ -15,6 +15,14 @@ def write_atomic(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines, none without one; a last line cut by a kill is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1]]
+
+
 def to_json(value: Any, indent: int | None = None) -> str:
     """JSON text of nested dicts, sequences, numbers and arrays; NaN and infinities become null."""
     return json.dumps(_plain(value), indent=indent, allow_nan=False)

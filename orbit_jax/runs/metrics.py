@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from tensorboardX import SummaryWriter
 
-from orbit_jax.runs.files import to_json, write_atomic
+from orbit_jax.runs.files import read_rows, to_json, write_atomic
 
 
 class MetricsWriter:
@@ -42,6 +42,11 @@ class MetricsWriter:
                 self._events.add_scalar(name, value, step)
         self._events.flush()
 
+    def text(self, step: int, name: str, text: str) -> None:
+        """Adds a text to the events."""
+        self._events.add_text(name, text, step)
+        self._events.flush()
+
     def close(self) -> None:
         """Closes both files."""
         self._file.close()
@@ -56,8 +61,4 @@ class MetricsWriter:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The rows of a run's `metrics.jsonl`, in order; a last line cut off by a kill is left out."""
-    path = folder / "metrics.jsonl"
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    return read_rows(folder / "metrics.jsonl")

@@ -17,10 +17,12 @@ from typing import Any, Self, TypeVar
 import jax
 import numpy as np
 
-from orbit_jax import processes
+from orbit_jax import alerts_config, processes
 from orbit_jax.checkpoint import run_state
 from orbit_jax.last_words import LastWords
+from orbit_jax.runs.alerts import Alerts
 from orbit_jax.runs.folder import RunFolder
+from orbit_jax.runs.hardware import Hardware
 from orbit_jax.runs.metrics import MetricsWriter, read_metrics
 from orbit_jax.runs.plots import learning_curve
 from orbit_jax.runs.progress import Progress
@@ -48,6 +50,7 @@ MAY_DIFFER = (
     "mesh.process",
     "mesh.coordinator",
     "base.path",  # the base's hash is compared instead
+    *alerts_config.FIELDS,
 )
 _HASHED = {"data": "config.task.mixture", "code": "config's own code (my_file.py:name)"}
 
@@ -96,6 +99,7 @@ class Recorder:
         if exception[0] is not None:
             self.folder.log("".join(traceback.format_exception(*exception)))
         if hasattr(self, "_progress"):
+            self._alerts.close(exception[1])
             self._progress.__exit__(*exception)
             self._metrics.close()
         self._lock.close()
@@ -143,7 +147,11 @@ class Recorder:
 
     @processes.first_only
     def _begin(self, start: int) -> None:
-        self._metrics = MetricsWriter(self.folder.path, start=start + 1 if self.resumed else 0)
+        path, next_row = self.folder.path, start + 1 if self.resumed else 0
+        self._metrics = MetricsWriter(path, start=next_row)
+        alerts = alerts_config.AlertsConfig(**self.config.get("alerts", {}))
+        self._alerts = Alerts(path, alerts, self._metrics, self.note, start=next_row)
+        self._hardware = Hardware(path, alerts.hardware_seconds)
         self._progress = Progress(self.config["steps"], self.folder.log, start=start)
         self._progress.__enter__()
         self.note(f"run folder: {self.folder.path}")
@@ -191,6 +199,8 @@ class Recorder:
         if exact and self._idle_steps < MOST_IDLE_STEPS:
             return
         self.checkpoint(step, state)
+        if processes.is_first():  # the step has no row, what is wrong with it is told all the same
+            self._alerts.look(step + 1, metrics)
         processes.by_first(self._finish, None)
         if exact:
             raise RuntimeError(
@@ -233,11 +243,13 @@ class Recorder:
             "seconds/step": seconds,
             "tokens_per_second": tokens / seconds,
             **{f"outcome/{name}": count for name, count in Counter(outcomes).items()},
+            **self._hardware.read(),
         }
         self._metrics.write(step + 1, row)
         if step % self.config["run"]["samples_every_steps"] == 0:
             self.folder.write_samples(step + 1, samples)
         self._progress.update(step + 1, row)
+        self._alerts.look(step + 1, row)
 
     def checkpoint(self, steps_done: int, state: Any) -> None:
         """Saves everything that decides the future, unless that step is already saved."""

@@ -31,7 +31,7 @@ from orbit_jax.runs.folder import SUMMARY_KEYS  # noqa: E402
 from orbit_jax.runs.metrics import read_metrics  # noqa: E402
 
 # Times; and evaluations, which the last step of a run leaves to the end.
-NOT_COMPARED = ("seconds/step", "tokens_per_second", "heldout/")
+NOT_COMPARED = ("seconds/step", "tokens_per_second", "hardware/", "heldout/")
 
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
