@@ -81,6 +81,23 @@ def test_a_run_leaves_a_whole_folder(finished):
     assert len(first["ids"]) == len(first["logprobs"])
 
 
+def test_what_grows_with_the_steps_of_a_run_stays_small(finished):
+    """10 kB a step and 2 kB a rollout that is kept: of a day of 10-second steps 86 MB, and these.
+
+    `log.txt` grows by a line every 10 seconds, and alerts are told when they begin and end.
+    """
+    folder, _, _ = finished
+    rows = (folder / "metrics.jsonl").read_text().splitlines()
+    assert max(map(len, rows)) < 4_000
+    events = sum(file.stat().st_size for file in (folder / "tensorboard").iterdir())
+    assert events < 6_000 * len(rows)
+    (kept,) = (folder / "samples").iterdir()  # of the first of ten steps
+    assert kept.stat().st_size < 2_000 * 16
+    assert (folder / "log.txt").stat().st_size < 4_000
+    assert (folder / "alerts.jsonl").read_text() == ""
+    assert ["hardware/disk_free_gb" in r for r in read_metrics(folder)].count(True) >= 1
+
+
 def test_the_log_prob_gap_is_exactly_zero_at_every_step(finished):
     folder, summary, _ = finished
     assert "recipe 'fast'" in (folder / "log.txt").read_text()

@@ -133,6 +133,7 @@ SILENT = [
     ("router_collapse", "as it began", [(10, {LOAD: 7, UNUSED: 9}), (10, {LOAD: 8, UNUSED: 11})]),
     ("router_collapse", "a dense model", [(20, {"entropy": 0.5})]),
     ("dead_adapter", "moves", [(10, {f"{MOVED}/up_proj": 1e-9, f"{MOVED}/q_proj": 0.01})]),
+    ("dead_adapter", "too soon", [(9, {f"{MOVED}/up_proj": 0.0, f"{MOVED}/q_proj": 0.01})]),
     (
         "dead_adapter",
         "moved once",
