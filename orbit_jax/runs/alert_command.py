@@ -38,9 +38,9 @@ class AlertCommand:
         """Starts the command with the alert as JSON on its standard input."""
         if not self._words:
             return
-        said = tempfile.TemporaryFile()  # noqa: SIM115, closed with the call
         try:
-            with tempfile.TemporaryFile() as given:
+            with contextlib.ExitStack() as files:
+                given, said = (files.enter_context(tempfile.TemporaryFile()) for _ in range(2))
                 given.write(to_json(alert).encode())
                 given.seek(0)
                 process = subprocess.Popen(
@@ -50,8 +50,9 @@ class AlertCommand:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # out of the reach of Ctrl-C
                 )
+                given.close()
+                files.pop_all()  # what it says is read when it has ended
         except OSError as error:
-            said.close()
             self._tell(f"alerts.command could not be started: {error}")
             return
         self._calls.append(_Call(process, time.monotonic() + self._max_seconds, said))
