@@ -173,6 +173,9 @@ def get_config(variant: str = "") -> ConfigDict:
     config.run.checkpoint_every_steps = 50
     config.run.keep_checkpoints = 2
     config.run.samples_every_steps = 10
+    # Also log to this project of Weights & Biases (pip install wandb); empty: no. What goes wrong
+    # there never ends a run; for machines without a network set WANDB_MODE=offline.
+    config.run.wandb = ""
 
     config.alerts = ConfigDict()  # told in the terminal, log.txt, alerts.jsonl and TensorBoard
     config.alerts.off = ()  # names of orbit_jax/runs/alert_rules.py and hardware_rules.py

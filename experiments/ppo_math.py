@@ -27,6 +27,7 @@ from orbit_jax.rl import advantages, dynamic, losses
 from orbit_jax.rl.batch import make_batch, token_buckets
 from orbit_jax.rl.rollouts import Rollouts, generate
 from orbit_jax.rl.sampler import STOP_REASONS
+from orbit_jax.runs import wandb_run
 from orbit_jax.runs.cli import main
 from orbit_jax.runs.interrupt import StopFlag
 from orbit_jax.runs.loading import Loading
@@ -40,14 +41,20 @@ from orbit_jax.tasks.tools import ToolPool
 EVALUATION = 2**32 - 1  # stands in for the step, and keys evaluation's noise apart from training's
 
 
-def run(config: Config, resume: str = "") -> dict:
-    """Trains by PPO and returns what `summary.json` holds."""
+def run(config: Config, resume: str = "", change: Sequence[str] = ()) -> dict:
+    """Trains by PPO and returns what `summary.json` holds.
+
+    Args:
+      resume: the folder of a run to go on with.
+      change: fields of its config that are to differ from here on.
+    """
+    wandb_run.require_installed(config.run.wandb)
     startup.set_up_jax(config)
     with open_tasks(config) as tasks:
-        return train(config, tasks, resume)
+        return train(config, tasks, resume, change)
 
 
-def train(config: Config, tasks: Tasks, resume: str) -> dict:
+def train(config: Config, tasks: Tasks, resume: str, change: Sequence[str]) -> dict:
     """`run` with its tasks open."""
     sampler, ppo, tools = config.sampler, config.ppo, config.tools
     loss_fn, advantage_fn = losses.named(ppo.loss), advantages.named(ppo.advantage)
@@ -109,7 +116,7 @@ def train(config: Config, tasks: Tasks, resume: str) -> dict:
     part = {"heldout": tasks.some("heldout", config.evaluation.problems)}
     hashes = {"data_hash": tasks.content_hash(), "code_hash": config.code_hash}
     facts = startup.facts(frozen, state) | hashes
-    with Recorder(to_dict(config), facts, resume) as record:
+    with Recorder(to_dict(config), facts, resume, change) as record:
         state, start = record.restore(state)
         for line in tasks.lines():
             record.note(line)
@@ -150,8 +157,7 @@ def train(config: Config, tasks: Tasks, resume: str) -> dict:
                     metrics |= evaluate(part)
                 outcomes = [one["outcome"] for one in verdicts]
                 record.step(step, metrics, rewards, outcomes, samples(sampled, verdicts))
-                if done % config.run.checkpoint_every_steps == 0 or done == config.steps:
-                    record.checkpoint(done, state)
+                record.save_if_due(done, state)
                 if stop.requested:
                     return record.stopped(done, state)
         return record.after(evaluate(whole))

@@ -131,6 +131,7 @@ class RunConfig:
     checkpoint_every_steps: int = 50
     keep_checkpoints: int = 2
     samples_every_steps: int = 10
+    wandb: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,6 +89,11 @@ def require_valid(config: "Config") -> None:
         "'gae'",
     )
     require(
+        re.fullmatch(r"[^/\\#?%:]{0,128}", config.run.wandb) is not None,
+        "run.wandb",
+        r"must be the name of a project, without any of /\#?%:, or empty",
+    )
+    require(
         config.sampler.temperature >= 0.01,
         "sampler.temperature",
         "training on greedy samples is refused: they have no log-prob that an update could move; "

@@ -1,7 +1,10 @@
 """A training batch: rollouts with rewards, laid out as the step wants them."""
 
+import dataclasses
+import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -145,6 +148,30 @@ def make_batch(
             num_groups=total,
         ),
     )
+
+
+def save_batch(path: Path, batch: Batch) -> None:
+    """Writes a batch as one `.npz`, by the first of several processes; all must call it."""
+    host = processes.read(batch)
+    fields = _fields(host) | {f"stream.{name}": x for name, x in _fields(host.stream).items()}
+    arrays = {name: x for name, x in fields.items() if isinstance(x, np.ndarray | np.generic)}
+    others = {name: x for name, x in fields.items() if isinstance(x, int)}
+    if processes.is_first():
+        np.savez(path, static=json.dumps(others), **arrays)
+
+
+def load_batch(path: Path, config: ModelConfig) -> Batch:
+    """Reads what `save_batch` wrote, and places it on the mesh."""
+    with np.load(path) as file:
+        fields = {name: file[name] for name in file.files if name != "static"}
+        fields |= json.loads(file["static"].item())
+    of_stream = {n.partition(".")[2]: x for n, x in fields.items() if n.startswith("stream.")}
+    of_batch = {name: x for name, x in fields.items() if not name.startswith("stream.")}
+    return mesh.place_micro_batches(config, Batch(stream=Stream(**of_stream), **of_batch))
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def _before(sampled: np.ndarray, size: int, shards: int) -> np.ndarray:

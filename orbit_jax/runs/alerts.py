@@ -1,37 +1,39 @@
 """Alerts of a run: told once when a condition begins, and once more when it is over.
 
-What the rules look at comes from `metrics.jsonl`, what has been told from `alerts.jsonl`, so that a
-resumed run goes on from there and neither repeats an alert nor misses one.
+The rules look at the rows of `metrics.jsonl`; what has been told is in those of `alerts.jsonl`. A
+checkpoint brings both along, so that a resumed run neither repeats an alert nor misses one.
 """
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from orbit_jax.alerts_config import AlertsConfig
 from orbit_jax.runs.alert_command import AlertCommand
 from orbit_jax.runs.alert_rules import RULES, WINDOW, Rule, Seen
-from orbit_jax.runs.files import read_rows, to_json, write_atomic
-from orbit_jax.runs.metrics import MetricsWriter, read_metrics
+from orbit_jax.runs.files import to_json, write_atomic
+from orbit_jax.runs.metrics import MetricsWriter
+from orbit_jax.runs.progress import Progress
 
+FILE = "alerts.jsonl"
 QUIET_STEPS = 5  # in a row, after which a condition is over
 _STEP = "update/applied"  # is in each row of a step, and in none of an evaluation alone
 _MACHINE = "hardware/"
 
 
 class Alerts:
-    """Looks at each step of a run whose next one is `start`.
+    """Looks at each step of a run, and writes `alerts.jsonl` in its folder.
 
-    Rows of `alerts.jsonl` are `{"step", "rule", "state", "message"}`, `state` being `begins` or
-    `over`; those of `start` and later steps are dropped, as the steps are done again.
+    Its rows are `{"step", "rule", "state", "message"}`, where `state` is `begins` or `over`.
 
     Args:
-      folder: the run's, whose metrics of earlier steps are there.
+      folder: the run's.
       config: thresholds and the command.
-      metrics: also shows the alerts, as texts.
-      tell: takes a line for the terminal and the log.
+      metrics: gets the alerts as texts.
+      progress: shows and logs them.
+      rows, told: of `metrics.jsonl` and `alerts.jsonl`, as a run has them that is gone on with.
     """
 
     def __init__(
@@ -39,24 +41,23 @@ class Alerts:
         folder: Path,
         config: AlertsConfig,
         metrics: MetricsWriter,
-        tell: Callable[[str], None],
-        start: int = 0,
+        progress: Progress,
+        rows: Sequence[Mapping[str, Any]] = (),
+        told: Sequence[Mapping[str, Any]] = (),
     ):
-        self._config, self._metrics, self._tell = config, metrics, tell
+        self._config, self._metrics, self._progress = config, metrics, progress
         self._rules = {name: rule for name, rule in RULES.items() if name not in config.off}
-        self._command = AlertCommand(config.command, config.command_seconds, tell)
+        self._command = AlertCommand(config.command, config.command_seconds, progress.note)
         self._first: list[Mapping[str, Any]] = []
         self._rows = deque(maxlen=max(2 * WINDOW, config.stuck_steps) + QUIET_STEPS)
         self._machine: dict[str, Any] = {}  # as it was read last
-        for row in read_metrics(folder):
+        for row in rows:
             if _STEP in row:
                 self._see(row)
-        path = folder / "alerts.jsonl"
-        told = [row for row in read_rows(path) if row["step"] < start]
         newest = {row["rule"]: row for row in told}.values()
         self._active = {r["rule"]: r["step"] for r in newest if r["state"] == "begins"}
-        write_atomic(path, "".join(f"{to_json(row)}\n" for row in told))
-        self._file = path.open("a", encoding="utf-8")
+        write_atomic(folder / FILE, "".join(f"{to_json(row)}\n" for row in told))
+        self._file = (folder / FILE).open("a", encoding="utf-8")
 
     def look(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Tells what begins, and what is over, with a step that has these metrics."""
@@ -101,6 +102,9 @@ class Alerts:
         alert = {"step": step, "rule": rule, "state": state, "message": message}
         self._file.write(f"{to_json(alert)}\n")
         self._file.flush()
-        self._tell(f"{'ALERT' if state == 'begins' else 'alert'} {rule}: {message}")
+        if state == "begins":
+            self._progress.alert(f"ALERT {rule}: {message}")
+        else:
+            self._progress.note(f"alert {rule}: {message}")
         self._metrics.text(step, f"alerts/{rule}", message)
         self._command.call(alert)

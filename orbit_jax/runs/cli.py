@@ -1,4 +1,4 @@
-"""The command line of an experiment: `--config file.py[:variant]`, overrides, `--resume`, `--help`.
+"""An experiment's command line: `--config file.py[:variant]`, overrides, `--resume`, `--change`.
 
 A mistake in what was typed, and whatever this package refuses, ends in one sentence and exit status
 2; any other error keeps its traceback.
@@ -24,9 +24,11 @@ def main(run: Callable[..., object], default_config: str, *, resumable: bool = T
     """Parses the command line and calls `run(config, resume)`.
 
     Args:
-      run: the experiment. What `orbit_jax` itself raises in it is a sentence for the user.
+      run: the experiment, called as `run(config, resume, change)`. What `orbit_jax` itself raises
+        in it is a sentence for the user.
       default_config: used when `--config` is not given.
-      resumable: whether there is a `--resume`; without it the call is `run(config)`.
+      resumable: whether there are `--resume` and `--change`; without them the call is
+        `run(config)`.
     """
     try:  # defining the flag already applies overrides to the default config
         recipe = config_flags.DEFINE_config_file(
@@ -37,7 +39,10 @@ def main(run: Callable[..., object], default_config: str, *, resumable: bool = T
     own = ["config"]
     if resumable:
         resume = flags.DEFINE_string("resume", "", "a run folder to go on with")
-        own.append("resume")
+        change = flags.DEFINE_list(
+            "change", [], "fields that are to differ from those of the run that goes on"
+        )
+        own += ["resume", "change"]
     for name in own:  # so that --help shows them as the experiment's own
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
@@ -55,7 +60,7 @@ def main(run: Callable[..., object], default_config: str, *, resumable: bool = T
         except ValueError as error:
             _refuse(error)
         try:
-            run(config, *([resume.value] if resumable else []))
+            run(config, *([resume.value, change.value] if resumable else []))
         except KeyboardInterrupt:
             print("stopped at once; a run that has saved goes on with --resume", file=sys.stderr)
             sys.exit(130)

@@ -16,11 +16,18 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file of JSON lines, none without one; a last line cut by a kill is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    """The rows of a file of JSON lines, none without one, up to one that is cut.
+
+    A kill in mid-write cuts one, or a full disk.
+    """
+    rows = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+    return rows
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

@@ -70,13 +70,17 @@ class RunFolder:
 
     def prepare(self, config: Mapping[str, Any]) -> None:
         """Makes the folder of a run that another process begins, by `open`; a half is completed."""
-        for directory in (self.samples, self.checkpoints, self.plots):
+        for directory in (self.samples, self.checkpoints, self.replays, self.plots):
             directory.mkdir(parents=True, exist_ok=True)
         write_atomic(self.path / "config.json", to_json(config, indent=2))
 
     @classmethod
     def open(
-        cls, path: str | Path, config: Mapping[str, Any], may_differ: Sequence[str] = ()
+        cls,
+        path: str | Path,
+        config: Mapping[str, Any],
+        may_differ: Sequence[str] = (),
+        change: Sequence[str] = (),
     ) -> "RunFolder":
         """Opens an earlier run's folder to go on with it, or one that was prepared.
 
@@ -85,6 +89,7 @@ class RunFolder:
             config: the config of the run that wants to go on.
             may_differ: dotted names of the fields that change neither shapes nor meaning (how
                 many steps, how often to report); any other difference is refused, listing all.
+            change: names of further ones, which the user wants to differ from here on.
         """
         folder = cls(Path(path).absolute())
         if not (folder.path / "config.json").is_file():
@@ -92,11 +97,15 @@ class RunFolder:
                 f"resume: {path} has no config.json; name a folder that an earlier run wrote"
             )
         changed = changes(folder.config(), config)
-        refused = [line for name, line in changed.items() if name not in may_differ]
+        for name in change:
+            if name not in flat(config):
+                raise ValueError(f"change={name!r}: config has no such field")
+        refused = [name for name in changed if name not in (*may_differ, *change)]
         if refused:
             raise ValueError(
                 f"resume: the config differs from that of {folder.path.name} in "
-                f"{'; '.join(refused)}; restore these values or start a new run"
+                f"{'; '.join(changed[name] for name in refused)}; restore these values, start a "
+                f"new run, or say that you want it: --change={','.join(refused)}"
             )
         begun = folder.environment.exists()
         told = "".join(f"; {line}" for line in changed.values())
@@ -137,6 +146,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Where `checkpoint.run_state` writes."""
         return self.path / "checkpoints"
+
+    @property
+    def replays(self) -> Path:
+        """Where batches are kept that no update could be made of, with the state they met."""
+        return self.path / "replays"
 
     @property
     def plots(self) -> Path:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from orbit_jax.config import Config, from_config_dict, to_dict
 from orbit_jax.runs.files import to_json
 from orbit_jax.runs.folder import flat
-from orbit_jax.runs.record import MAY_DIFFER
+from orbit_jax.runs.resuming import MAY_DIFFER
 
 # Fields that runs of one sweep need not have in common; each cell has its own seed.
 HARMLESS = {*MAY_DIFFER, "seed"} - {"steps", "parity", "base.path"}

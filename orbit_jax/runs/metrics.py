@@ -1,56 +1,68 @@
-"""Metrics of a run: one JSON line per step, and the same numbers as TensorBoard events."""
+"""Metrics of a run: one JSON line per step, and the same numbers for TensorBoard and W&B.
+
+TensorBoard also has texts and pictures, which `metrics.jsonl` does not: alerts, samples, the
+learning curve.
+"""
 
 import json
-import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from tensorboardX import SummaryWriter
+from tensorboardX import summary
 
+from orbit_jax.runs.events import Events, png
 from orbit_jax.runs.files import read_rows, to_json, write_atomic
+from orbit_jax.runs.wandb_run import WandbRun
+
+FILE = "metrics.jsonl"
 
 
 class MetricsWriter:
-    """Appends rows to `metrics.jsonl` and scalars to `tensorboard/` in a run's folder."""
+    """Appends rows to `metrics.jsonl` and to `tensorboard/` in a run's folder, and to `wandb`."""
 
-    def __init__(self, folder: Path, start: int = 0):
-        """Opens both files for a run whose next step is `start`.
+    def __init__(
+        self,
+        folder: Path,
+        kept: Sequence[Mapping[str, Any]] = (),
+        wandb: WandbRun | None = None,
+    ):
+        """Opens both files for a run that has the rows `kept`.
 
-        Rows of `start` and later steps, left by a run that was killed after its last checkpoint,
-        are dropped: the resumed run writes them again. So is a second row of a step: the evaluation
-        at the end of a run that now goes on.
+        These, which a checkpoint has brought along, take the place of what is there: rows that a
+        run left after its last checkpoint are written again, and none is missing of a file that was
+        cut.
         """
-        path = folder / "metrics.jsonl"
-        rows = read_metrics(folder)
-        kept = [
-            row
-            for before, row in zip([{"step": -1}, *rows], rows, strict=False)
-            if before["step"] < row["step"] < start
-        ]
+        path = folder / FILE
         write_atomic(path, "".join(f"{to_json(row)}\n" for row in kept))
         self._file = path.open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=start or None)
+        self._events = Events(folder / "tensorboard", kept[-1]["step"] + 1 if kept else 0)
+        self._wandb = wandb
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Writes one row, on disk when this returns; a value that is not finite becomes null."""
         row = json.loads(to_json({"step": step, **metrics}))
         self._file.write(f"{json.dumps(row)}\n")
         self._file.flush()
-        for name, value in row.items():
-            if name != "step" and isinstance(value, numbers.Real):
-                self._events.add_scalar(name, value, step)
-        self._events.flush()
+        numbers = {k: v for k, v in row.items() if k != "step" and isinstance(v, int | float)}
+        self._events.write(step, *(summary.scalar(name, value) for name, value in numbers.items()))
+        if self._wandb:
+            self._wandb.log(step, numbers)
 
-    def text(self, step: int, name: str, text: str) -> None:
+    def text(self, step: int, name: str, markdown: str) -> None:
         """Adds a text to the events."""
-        self._events.add_text(name, text, step)
-        self._events.flush()
+        self._events.write(step, summary.text(name, markdown))
+
+    def picture(self, step: int, name: str, path: Path) -> None:
+        """Adds a PNG to the events."""
+        self._events.write(step, png(name, path.read_bytes()))
 
     def close(self) -> None:
-        """Closes both files."""
+        """Closes both files, and then W&B's run, which may wait for its network."""
         self._file.close()
         self._events.close()
+        if self._wandb:
+            self._wandb.close()
 
     def __enter__(self) -> Self:
         return self
@@ -60,5 +72,5 @@ class MetricsWriter:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's `metrics.jsonl`, in order; a last line cut off by a kill is left out."""
-    return read_rows(folder / "metrics.jsonl")
+    """The rows of `metrics.jsonl` in a folder, a run's or a checkpoint's, up to one that is cut."""
+    return read_rows(folder / FILE)

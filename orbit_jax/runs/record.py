@@ -4,7 +4,9 @@ The experiment calls one method at each point of its loop. Metric row k holds wh
 steps; row 0 is the evaluation before training. Of several processes the first alone writes.
 """
 
+import contextlib
 import dataclasses
+import math
 import shlex
 import sys
 import time
@@ -16,43 +18,27 @@ from typing import Any, Self, TypeVar
 
 import jax
 import numpy as np
+import psutil
 
-from orbit_jax import alerts_config, processes
+from orbit_jax import processes
+from orbit_jax.alerts_config import AlertsConfig
 from orbit_jax.checkpoint import run_state
 from orbit_jax.last_words import LastWords
-from orbit_jax.runs.alerts import Alerts
+from orbit_jax.rl.batch import save_batch
+from orbit_jax.runs import alerts, faults, resuming, wandb_run
+from orbit_jax.runs.files import read_rows
 from orbit_jax.runs.folder import RunFolder
+from orbit_jax.runs.guard import KEPT_BATCHES, Guard, Trouble
 from orbit_jax.runs.hardware import Hardware
-from orbit_jax.runs.metrics import MetricsWriter, read_metrics
+from orbit_jax.runs.metrics import FILE, MetricsWriter, read_metrics
 from orbit_jax.runs.plots import learning_curve
 from orbit_jax.runs.progress import Progress
+from orbit_jax.runs.sample_text import as_texts
 from orbit_jax.runs.summary import Totals, summarise
 
 State = TypeVar("State")
 
-MOST_IDLE_STEPS = 3  # in a row without an update; then something is broken that goes on being so
-
-# Fields of a config that a resumed run may change: they alter neither shapes nor meaning.
-MAY_DIFFER = (
-    "steps",
-    "ppo.dynamic_sampling",  # how far a step may go on, not what it draws until then
-    "parity",  # every recipe but `corrected`, which warns, is held to the same difference: 0
-    "evaluation.every_steps",
-    "run.checkpoint_every_steps",
-    "run.keep_checkpoints",
-    "run.samples_every_steps",
-    "run.root",
-    "run.compilation_cache",
-    "task.grader_workers",
-    "task.grader_max_seconds",
-    "task.max_grading_seconds",
-    "mesh.processes",
-    "mesh.process",
-    "mesh.coordinator",
-    "base.path",  # the base's hash is compared instead
-    *alerts_config.FIELDS,
-)
-_HASHED = {"data": "config.task.mixture", "code": "config's own code (my_file.py:name)"}
+HELDOUT = "heldout/pass_greedy"  # what the best checkpoint has most of
 
 
 class Recorder:
@@ -63,45 +49,60 @@ class Recorder:
       facts: `base_hash`, `base_bytes`, `adapter_bytes` and whatever else belongs in the log; a
         `data_hash` and a `code_hash` are compared when a run is resumed.
       resume: an earlier run's folder, or "".
+      change: fields of the config that are to differ from that run's, beside MAY_DIFFER.
     """
 
-    def __init__(self, config: Mapping[str, Any], facts: Mapping[str, Any], resume: str = ""):
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        resume: str = "",
+        change: Sequence[str] = (),
+    ):
         self.config, self.facts = config, facts
-        path, found, self._half_written = processes.by_first(self._open, resume)
+        path, found, self._remarks = processes.by_first(self._open, resume, change)
         self.folder, self._found = RunFolder(Path(path)), found and Path(found)
+        self._saver = run_state.Saver(self.folder.checkpoints, config["run"]["keep_checkpoints"])
         self.totals = Totals()
         self._saved: int | None = None  # step of the newest checkpoint that is known
+        self._heldout: tuple[int, float] | None = None  # steps done, and the pass rate after them
+        self._best = -math.inf
         self._last_words = LastWords()
-        self._idle_steps = 0
+        self._guard = Guard()
         self._tick = self._step_began = time.monotonic()
 
-    def _open(self, resume: str) -> tuple[str, str | None, list[str]]:
-        """The folder, the newest checkpoint in it, and names of half-written ones."""
-        if resume:
-            folder = RunFolder.open(resume, self.config, MAY_DIFFER)
-        else:
-            root, experiment = self.config["run"]["root"], self.config["experiment"]
-            folder = RunFolder.create(root, experiment, self.config)
-        self._lock = folder.lock()
-        found = run_state.latest(folder.checkpoints)
-        return str(folder.path), found.path and str(found.path), found.half_written
+    def _open(self, resume: str, change: Sequence[str]) -> resuming.Opened:
+        self._lock, opened = resuming.open_folder(self.config, resume, change)
+        return opened
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._close(*exception)
-        if not isinstance(exception[1], jax.errors.JaxRuntimeError):
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+        self._close(error)
+        of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+        if not of_jax:
             self._last_words.take_back()
+        fault = faults.sentence(error)
+        if fault and not (of_jax and jax.process_count() > 1):  # there the last words say it
+            saved = run_state.latest(self.folder.checkpoints).path
+            raise RuntimeError(
+                f"{fault}; the newest checkpoint is {saved and saved.name}, go on with --resume "
+                f"{self.folder.path}"
+            ) from error
 
     @processes.first_only
-    def _close(self, *exception: object) -> None:
-        if exception[0] is not None:
-            self.folder.log("".join(traceback.format_exception(*exception)))
+    def _close(self, error: BaseException | None) -> None:
         if hasattr(self, "_progress"):
-            self._alerts.close(exception[1])
-            self._progress.__exit__(*exception)
-            self._metrics.close()
+            self._progress.__exit__(type(error), error, None)
+        # With an error on its way, another, as of a disk that is still full, would hide it.
+        with contextlib.suppress(OSError) if error else contextlib.nullcontext():
+            if hasattr(self, "_alerts"):
+                self._alerts.close(error)
+            if error is not None:
+                self.folder.log("".join(traceback.format_exception(error)))
+            if hasattr(self, "_metrics"):
+                self._metrics.close()
         self._lock.close()
 
     @property
@@ -118,23 +119,9 @@ class Recorder:
         """
         start = 0
         if self._found is not None:
-            state, facts = run_state.restore(self._found, state)
-            if facts["base_hash"] != self.facts["base_hash"]:
-                raise ValueError(
-                    f"resume: {self._found.name} was trained on the base "
-                    f"{facts['base_hash'][:12]}, base.path holds {self.facts['base_hash'][:12]}: "
-                    "name the right base"
-                )
-            for what, files in _HASHED.items():
-                then, now = facts.get(f"{what}_hash"), self.facts.get(f"{what}_hash")
-                if then != now:
-                    raise ValueError(
-                        f"resume: {self._found.name} was trained on other {what} (hash "
-                        f"{then!s:.12}, now {now!s:.12}): put the files of {files} back as they "
-                        "were"
-                    )
-            run_state.check_adapter(facts, self.facts.get("adapter_method", ""))
+            state, facts = resuming.read_state(self._found, state, self.facts)
             self.totals = Totals(**facts["totals"])
+            self._best = -math.inf if facts["best"] is None else facts["best"]
             start = self._saved = facts["step"]
             if start > self.config["steps"]:
                 raise ValueError(
@@ -147,18 +134,23 @@ class Recorder:
 
     @processes.first_only
     def _begin(self, start: int) -> None:
-        path, next_row = self.folder.path, start + 1 if self.resumed else 0
-        self._metrics = MetricsWriter(path, start=next_row)
-        alerts = alerts_config.AlertsConfig(**self.config.get("alerts", {}))
-        self._alerts = Alerts(path, alerts, self._metrics, self.note, start=next_row)
-        self._hardware = Hardware(path, alerts.hardware_seconds)
+        kept = read_metrics(self._found) if self._found else ()
         self._progress = Progress(self.config["steps"], self.folder.log, start=start)
+        self._progress.remember(kept)
+        wandb = wandb_run.begin(self.config, self.folder.path, self.note)
+        self._metrics = MetricsWriter(self.folder.path, kept, wandb)
+        told = read_rows(self._found / alerts.FILE) if self._found else ()
+        config = AlertsConfig(**self.config.get("alerts", {}))
+        self._alerts = alerts.Alerts(
+            self.folder.path, config, self._metrics, self._progress, rows=kept, told=told
+        )
+        self._hardware = Hardware(self.folder.path, config.hardware_seconds)
         self._progress.__enter__()
         self.note(f"run folder: {self.folder.path}")
         if self.resumed:
             self.note(f"goes on after step {start}")
-        for name in self._half_written:
-            self.note(f"ignored the half-written checkpoint {name}")
+        for remark in self._remarks:
+            self.note(remark)
         for name, value in self.facts.items():
             self.folder.log(f"{name}: {value}")
 
@@ -171,10 +163,16 @@ class Recorder:
     def before(self, evaluation: Mapping[str, float]) -> None:
         """The evaluation before training."""
         self._metrics.write(0, evaluation)
+        self._progress.remember([evaluation])
         self.note(f"before training: {_readable(evaluation)}")
 
     def timed(self, steps: Iterable[int]) -> Iterator[int]:
         """The same steps, each timed from here to its `check`: neither start-up nor evaluations."""
+        now = time.monotonic()
+        self.note(
+            f"start-up: {self._tick - _process_start():.1f} s to start and to load, "
+            f"{now - self._tick:.1f} s to compile, to compare log-probs and to evaluate"
+        )
         if processes.is_first():
             self._progress.start_clock()
         for step in steps:
@@ -184,41 +182,39 @@ class Recorder:
     def check(
         self, step: int, state: Any, metrics: Mapping[str, Any], batch: Any, recipe: str
     ) -> None:
-        """Ends a step's time; stops the run at a batch whose log-probs differ.
-
-        The step has already kept its state, which is saved here.
+        """Ends a step's time; keeps a batch that no update could be made of, or stops the run.
 
         Raises:
-          RuntimeError: with the bucket, the difference and where the batch was saved; or if no
-            update was made for some steps in a row, with what stood in its way.
+          RuntimeError: at log-probs that differ, or after some steps in a row without an update;
+            the state, which no update has touched, is saved.
         """
         self._step_seconds = time.monotonic() - self._step_began
-        gap = float(metrics["parity/max_abs_diff"])
-        exact = recipe == "corrected" or gap == 0
-        self._idle_steps = 0 if metrics["update/applied"] else self._idle_steps + 1
-        if exact and self._idle_steps < MOST_IDLE_STEPS:
-            return
-        self.checkpoint(step, state)
-        if processes.is_first():  # the step has no row, what is wrong with it is told all the same
-            self._alerts.look(step + 1, metrics)
-        processes.by_first(self._finish, None)
-        if exact:
-            raise RuntimeError(
-                f"step {step}: no update was made for {self._idle_steps} steps; of the last, "
-                f"{int(metrics['reward/infra_failures'])} rewards were infra failures, "
-                f"{int(metrics['parity/tokens'])} tokens were left to train on, sampled by "
-                f"{'this' if metrics['update/same_adapter'] else 'another'} adapter; mend that and "
-                f"go on with --resume {self.folder.path}"
-            )
-        path = self.folder.path / f"parity_failure_step_{step:06d}.npz"
-        leaves, _ = jax.tree_util.tree_flatten_with_path(processes.read(batch))
-        if processes.is_first():
-            np.savez(path, **{jax.tree_util.keystr(k).strip("."): v for k, v in leaves})
-        raise RuntimeError(
-            f"step {step}: log-probs of sampler and trainer differ by {gap:g} on the bucket of "
-            f"{batch.stream.tokens.shape} tokens under the recipe {recipe!r}; the update was not "
-            f"made, the batch is in {path}; go on with --config.parity=tiles and "
-            f"--resume {self.folder.path}"
+        self._saver.settle()
+        trouble = self._guard.trouble(metrics, recipe)
+        if trouble is not None:
+            told = self._keep(step, state, batch, trouble, recipe)
+            if trouble.stop:
+                self.checkpoint(step, state)
+                if processes.is_first():  # there is no row of this step
+                    self._alerts.look(step + 1, metrics)
+                self._saver.wait()
+                processes.by_first(self._finish, None)
+                raise RuntimeError(
+                    f"{told}; go on with --resume {self.folder.path} and {trouble.remedy}"
+                )
+            self.note(f"WARNING: {told}; it takes {trouble.remedy}, if that goes on")
+
+    def _keep(self, step: int, state: Any, batch: Any, trouble: Trouble, recipe: str) -> str:
+        """The trouble in words, its batch kept for `replay.py` if it is worth that."""
+        told = f"step {step}: {trouble.text}"
+        if not trouble.keep:
+            return told
+        facts = self._facts() | {"recipe": recipe, "trouble": trouble.text}
+        path = run_state.save(self.folder.replays, step, state, facts, KEPT_BATCHES)
+        save_batch(path / "batch.npz", batch)
+        return (
+            f"{told}, on the bucket of {batch.stream.tokens.shape} tokens; look at the batch with "
+            f"experiments/replay.py {path}"
         )
 
     @processes.first_only
@@ -238,8 +234,11 @@ class Recorder:
         gap = float(metrics["parity/max_abs_diff"])
         self.totals.parity_max_abs_diff = float(np.maximum(self.totals.parity_max_abs_diff, gap))
         row = {name: float(value) for name, value in metrics.items()}
+        scored = rewards[~np.isnan(rewards)]  # where grading failed there is none
+        if HELDOUT in row:
+            self._heldout = (step + 1, row[HELDOUT])
         row |= {
-            "reward/mean": float(np.nanmean(rewards)),
+            "reward/mean": float(scored.mean()) if scored.size else math.nan,
             "seconds/step": seconds,
             "tokens_per_second": tokens / seconds,
             **{f"outcome/{name}": count for name, count in Counter(outcomes).items()},
@@ -248,24 +247,47 @@ class Recorder:
         self._metrics.write(step + 1, row)
         if step % self.config["run"]["samples_every_steps"] == 0:
             self.folder.write_samples(step + 1, samples)
+            for name, text in as_texts(samples).items():
+                self._metrics.text(step + 1, name, text)
         self._progress.update(step + 1, row)
+        self._progress.show_sample(samples)
         self._alerts.look(step + 1, row)
 
+    def save_if_due(self, steps_done: int, state: Any) -> None:
+        """A checkpoint every so many steps, at the last one, and of the best held-out pass rate."""
+        run, best = self.config["run"], self._best
+        if self._heldout and self._heldout[0] == steps_done:
+            self._best = max(best, self._heldout[1])
+        last = steps_done == self.config["steps"]
+        if steps_done % run["checkpoint_every_steps"] == 0 or last or self._best > best:
+            self.checkpoint(steps_done, state)
+
     def checkpoint(self, steps_done: int, state: Any) -> None:
-        """Saves everything that decides the future, unless that step is already saved."""
+        """Saves everything that decides the future, unless that step is already saved.
+
+        Returns when the state has been copied; it is written while the run goes on.
+        """
         if steps_done == self._saved:
             return
-        self._saved = steps_done
         self._take_time()
-        facts = {
+        at, rate = self._heldout or (None, None)
+        quality = rate if at == steps_done else None
+        paths = (self.folder.path / name for name in (FILE, alerts.FILE))
+        files = {path.name: path.read_bytes() for path in paths if path.exists()}
+        self._saver.save(steps_done, state, self._facts(), quality, files)
+        self._saved = steps_done
+        if jax.process_count() > 1:
+            self._saver.wait()  # a lost process ends this one too, with what was being written
+        self._prepare_last_words()
+
+    def _facts(self) -> dict[str, Any]:
+        return {
             "base_hash": self.facts["base_hash"],
             "adapter_method": self.facts.get("adapter_method"),
-            **{f"{what}_hash": self.facts.get(f"{what}_hash") for what in _HASHED},
+            **{f"{what}_hash": self.facts.get(f"{what}_hash") for what in resuming.HASHED},
             "totals": dataclasses.asdict(self.totals),
+            "best": None if math.isinf(self._best) else self._best,
         }
-        keep = self.config["run"]["keep_checkpoints"]
-        run_state.save(self.folder.checkpoints, steps_done, state, facts, keep)
-        self._prepare_last_words()
 
     def _prepare_last_words(self) -> None:
         if jax.process_count() > 1:
@@ -280,12 +302,14 @@ class Recorder:
     def stopped(self, steps_done: int, state: Any) -> dict[str, Any]:
         """Ends an interrupted run: saves it and says how to go on."""
         self.checkpoint(steps_done, state)
+        self._saver.wait()
         self.note(f"stopped after {steps_done} steps; go on with:")
         self.note(f"  {_command()} --resume {self.folder.path}")
         return processes.by_first(self._finish, None)
 
     def after(self, evaluation: Mapping[str, float]) -> dict[str, Any]:
         """Ends a whole run with the evaluation after training."""
+        self._saver.wait()
         return processes.by_first(self._finish, evaluation)
 
     def _finish(self, evaluation: Mapping[str, float] | None) -> dict[str, Any]:
@@ -300,6 +324,7 @@ class Recorder:
         self.folder.write_summary(summary)
         plot = self.folder.plots / "learning_curve.png"
         learning_curve({self.folder.path.name: rows}, plot)
+        self._metrics.picture(rows[-1]["step"] if rows else 0, "learning_curve", plot)
         self.note(
             f"log-prob gap over {totals.parity_tokens} trained tokens: "
             f"{totals.parity_max_abs_diff:g}; learning curve: {plot}"
@@ -310,6 +335,11 @@ class Recorder:
         now = time.monotonic()
         self.totals.seconds += now - self._tick
         self._tick = now
+
+
+def _process_start() -> float:
+    """When this process was started, by the clock of `time.monotonic`."""
+    return time.monotonic() - (time.time() - psutil.Process().create_time())
 
 
 def _command() -> str:

@@ -19,7 +19,7 @@ from orbit_jax.runs.files import to_json, write_atomic
 from orbit_jax.runs.folder import SUMMARY_KEYS, RunFolder, changes, flat
 from orbit_jax.runs.grid import HARMLESS, Cell, cells_of, merged, order, short, shown
 from orbit_jax.runs.metrics import read_metrics
-from orbit_jax.runs.progress import METRICS
+from orbit_jax.runs.view import METRICS
 from orbit_jax.tasks.statistics import student_interval
 
 FILE = "sweep.json"

@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,15 +84,86 @@ def test_an_empty_folder_has_no_latest(tmp_path):
     assert run_state.latest(tmp_path) == (None, [])
 
 
-def test_saving_a_step_twice_keeps_the_first(tmp_path):
-    first = run_state.save(tmp_path, 3, {"a": jnp.zeros(2)}, FACTS, keep_last=2)
-    assert run_state.save(tmp_path, 3, {"a": jnp.zeros(2)}, FACTS, keep_last=2) == first
-
-
-def test_another_state_of_the_same_step_is_refused(tmp_path):
+def test_a_step_that_is_saved_again_replaces_the_first(tmp_path):
     run_state.save(tmp_path, 3, {"a": jnp.zeros(2)}, FACTS, keep_last=2)
-    with pytest.raises(ValueError, match="another state of step 3"):
-        run_state.save(tmp_path, 3, {"a": jnp.ones(2)}, FACTS | {"data_cursor": 8}, keep_last=2)
+    path = run_state.save(tmp_path, 3, {"a": jnp.ones(2)}, FACTS | {"data_cursor": 8}, keep_last=2)
+    back, facts = run_state.restore(path, {"a": jnp.zeros(2)})
+    assert (float(back["a"].sum()), facts["data_cursor"]) == (2.0, 8)
+    assert run_state.latest(tmp_path) == (path, [])
+
+
+def test_the_best_is_kept_beside_the_newest(tmp_path):
+    for step, quality in ((1, 0.2), (2, 0.9), (3, None), (4, 0.9), (5, 0.1), (6, 0.3), (7, None)):
+        run_state.save(tmp_path, step, {"a": jnp.ones(2)}, {}, keep_last=2, quality=quality)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"step_00000{i}" for i in (4, 6, 7)]
+    assert run_state.best(tmp_path).name == "step_000004"
+    assert run_state.latest(tmp_path).path.name == "step_000007"
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def zeroed(file: Path) -> None:
+    """As a loss of power leaves a file whose size was written and whose content was not."""
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def largest(path: Path) -> Path:
+    return max((f for f in path.rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
+
+
+@pytest.mark.parametrize("damage", [cut, zeroed, Path.unlink])
+@pytest.mark.parametrize("which", ["state", "manifest"])
+def test_a_checkpoint_that_lost_bytes_is_passed_over_and_named(tmp_path, damage, which):
+    whole = run_state.save(tmp_path, 4, {"a": jnp.ones(2)}, {}, keep_last=3)
+    path = run_state.save(tmp_path, 8, {"a": jnp.arange(512.0)}, {}, keep_last=3)
+    damage(path / "files.json" if which == "manifest" else largest(path / "state"))
+    assert run_state.latest(tmp_path) == (whole, ["step_000008"])
+    again = run_state.save(tmp_path, 8, {"a": jnp.arange(512.0)}, {}, keep_last=3)
+    assert run_state.latest(tmp_path) == (again, [])
+
+
+def test_further_files_are_part_of_a_checkpoint_and_of_what_makes_it_whole(tmp_path):
+    files = {"metrics.jsonl": b'{"step": 4}\n'}
+    path = run_state.save(tmp_path, 4, {"a": jnp.ones(2)}, {}, keep_last=1, files=files)
+    assert (path / "metrics.jsonl").read_bytes() == files["metrics.jsonl"]
+    assert run_state.latest(tmp_path).path == path
+    cut(path / "metrics.jsonl")
+    assert run_state.latest(tmp_path) == (None, ["step_000004"])
+
+
+def test_arrays_of_a_checkpoint_are_read_by_name(tmp_path):
+    path = run_state.save(tmp_path, 1, {"a": {"b": jnp.arange(3)}}, {}, keep_last=1)
+    (stored,) = run_state.stored_arrays(path).items()
+    assert stored[0] == "['a']['b']"
+    assert stored[1].tolist() == [0, 1, 2]
+
+
+def test_a_state_is_written_while_the_run_goes_on_with_its_memory(tmp_path, monkeypatch):
+    """What the copy must guard against: the arrays are donated before the thread has read them."""
+    begin = threading.Event()
+    write = run_state._write
+    monkeypatch.setattr(run_state, "_write", lambda *a: begin.wait(60) and write(*a))
+    saver = run_state.Saver(tmp_path, keep_last=2)
+    x = jnp.arange(1024.0)
+    saver.save(1, {"a": x}, {})
+    overwrite = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
+    jax.block_until_ready(overwrite(x))
+    assert run_state.latest(tmp_path).path is None  # it has not waited
+    begin.set()
+    saver.wait()
+    back, _ = run_state.restore(tmp_path / "step_000001", {"a": jnp.zeros(1024)})
+    assert np.array_equal(back["a"], np.arange(1024.0))
+
+
+def test_what_kept_a_checkpoint_from_being_written_is_raised_at_the_next_call(tmp_path):
+    saver = run_state.Saver(tmp_path / "gone" / "file", keep_last=2)
+    (tmp_path / "gone").write_text("no folder")
+    saver.save(1, {"a": jnp.ones(2)}, {})
+    with pytest.raises(OSError, match="gone"):
+        saver.wait()
+    saver.wait()  # once
 
 
 def test_a_mismatch_is_one_error_that_lists_every_path(tmp_path):
@@ -122,13 +194,13 @@ def test_a_long_mismatch_is_cut(tmp_path):
         run_state.restore(path, jax.tree.map(lambda x: jax.ShapeDtypeStruct((2,), x.dtype), tree))
 
 
-def test_half_written_checkpoints_are_ignored_and_named(tmp_path):
+def test_ignored_checkpoints_are_ignored_and_named(tmp_path):
     whole = run_state.save(tmp_path, 4, {"a": jnp.ones(2)}, {}, keep_last=3)
     (tmp_path / "step_000008.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
     (tmp_path / "step_000009").mkdir()
     found = run_state.latest(tmp_path)
     assert found.path == whole
-    assert found.half_written == ["step_000008.orbax-checkpoint-tmp", "step_000009"]
+    assert found.ignored == ["step_000008.orbax-checkpoint-tmp", "step_000009"]
     with pytest.raises(ValueError, match="step_000009 is not a whole checkpoint"):
         run_state.restore(tmp_path / "step_000009", {"a": jnp.ones(2)})
 
@@ -158,7 +230,7 @@ def test_a_run_killed_in_mid_write_goes_on_from_the_whole_checkpoint(tmp_path):
     assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == -signal.SIGKILL
     found = run_state.latest(tmp_path)
     assert found.path == tmp_path / "step_000001"
-    assert [name.split(".")[0] for name in found.half_written] == ["step_000002"]
+    assert [name.split(".")[0] for name in found.ignored] == ["step_000002"]
     back, facts = run_state.restore(found.path, {"a": jax.ShapeDtypeStruct((8,), jnp.float32)})
     assert (facts["step"], float(back["a"].sum())) == (1, 8.0)
     again = run_state.save(tmp_path, 2, {"a": jnp.zeros(8)}, {}, keep_last=3)

@@ -1,8 +1,10 @@
 """What is told of a run's steps, once; where it is written, and whom it calls."""
 
+import io
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from rich.console import Console
 
 from orbit_jax.alerts_config import AlertsConfig
 from orbit_jax.runs import alert_command
@@ -18,18 +21,24 @@ from orbit_jax.runs.alert_command import AlertCommand
 from orbit_jax.runs.alerts import QUIET_STEPS, Alerts
 from orbit_jax.runs.files import read_rows
 from orbit_jax.runs.metrics import MetricsWriter
+from orbit_jax.runs.progress import Progress
 
 FULL, ROOM = {"hardware/disk_free_gb": 0.5}, {"hardware/disk_free_gb": 50.0}
 
 
 class Run:
-    """A run that begins at `start`, or goes on there, in a folder; `lines` is what it told."""
+    """A run in a folder, or one that goes on from a checkpoint; `lines` is what it told."""
 
-    def __init__(self, folder: Path, start: int = 0, **config):
+    def __init__(self, folder: Path, checkpoint: Path | None = None, **config):
         self.lines: list[str] = []
-        self.metrics = MetricsWriter(folder, start)
-        tell, given = self.lines.append, AlertsConfig(**config)
-        self.alerts = Alerts(folder, given, self.metrics, tell, start)
+        rows, told = (
+            read_rows(checkpoint / name) if checkpoint else ()
+            for name in ("metrics.jsonl", "alerts.jsonl")
+        )
+        self.metrics = MetricsWriter(folder, rows)
+        progress = Progress(9, self.lines.append, console=Console(file=io.StringIO()))
+        given = AlertsConfig(**config)
+        self.alerts = Alerts(folder, given, self.metrics, progress, rows, told)
 
     def __enter__(self) -> "Run":
         return self
@@ -123,10 +132,13 @@ def test_a_resumed_run_neither_repeats_an_alert_nor_misses_one(tmp_path, saved, 
         "ALERT entropy_collapse",
         "alert entropy_collapse",
     ]
+    checkpoint = tmp_path / "checkpoint"
     with Run(tmp_path / "resumed") as run:
-        run.steps(1, *HISTORY[: saved + lost])
-    before = [row for row in read_rows(tmp_path / "resumed/alerts.jsonl") if row["step"] <= saved]
-    with Run(tmp_path / "resumed", start=saved + 1) as run:
+        run.steps(1, *HISTORY[:saved])
+        shutil.copytree(tmp_path / "resumed", checkpoint)
+        run.steps(saved + 1, *HISTORY[saved : saved + lost])
+    before = read_rows(checkpoint / "alerts.jsonl")
+    with Run(tmp_path / "resumed", checkpoint) as run:
         assert read_rows(tmp_path / "resumed/alerts.jsonl") == before
         run.steps(saved + 1, *HISTORY[saved:])
     assert run.lines == expected[len(before) :]
@@ -137,19 +149,9 @@ def test_a_resumed_run_neither_repeats_an_alert_nor_misses_one(tmp_path, saved, 
 def test_the_last_reading_of_the_machine_stands_after_a_resume(tmp_path):
     with Run(tmp_path) as run:
         run.steps(1, FULL)
-    with Run(tmp_path, start=2) as run:
+    with Run(tmp_path, checkpoint=tmp_path) as run:
         run.steps(2, *[{}] * (2 * QUIET_STEPS))
     assert run.lines == []
-
-
-def test_a_line_that_a_kill_cut_off_is_dropped(tmp_path):
-    with Run(tmp_path) as run:
-        run.steps(1, FULL)
-    with (tmp_path / "alerts.jsonl").open("a") as file:
-        file.write('{"step": 1, "rule": "di')
-    with Run(tmp_path, start=2) as run:
-        run.steps(2, FULL)
-    assert told(tmp_path) == [(1, "disk", "begins")]
 
 
 # The command.

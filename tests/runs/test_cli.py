@@ -11,20 +11,26 @@ EXPERIMENT = """
 from orbit_jax.rl.packing import pack
 from orbit_jax.runs.cli import main
 
-def run(config, resume):
+def run(config, resume, change):
     if resume == "refused":
         pack([(0, 0, [1, 2, 3])], 1, 1, 2)
     if resume == "slip":
         pack([(0, 0)], 1, 1, 2)
     if resume == "own":
         raise ValueError("a bug of mine")
-    print("ran with seed", config.seed, resume)
+    print("ran with seed", config.seed, resume, *change)
 
 main(run, "configs/tiny_moe.py")
 """
 CASES = {
     "defaults": [],
-    "overrides": ["--config", "configs/tiny_moe.py:gae", "--config.seed=7", "--resume=x"],
+    "overrides": [
+        "--config",
+        "configs/tiny_moe.py:gae",
+        "--config.seed=7",
+        "--resume=x",
+        "--change=a,b",
+    ],
     "help": ["--help"],
     "no file": ["--config=configs/nothing.py"],
     "no field": ["--config.sampler.group_sise=4"],
@@ -51,7 +57,7 @@ def ended(tmp_path_factory) -> dict[str, tuple[int, str, str]]:
 
 def test_the_run_gets_recipe_overrides_and_resume(ended):
     assert ended["defaults"] == (0, "ran with seed 0 \n", "")
-    assert ended["overrides"] == (0, "ran with seed 7 x\n", "")
+    assert ended["overrides"] == (0, "ran with seed 7 x a b\n", "")
 
 
 def test_help_names_the_flags(ended):
@@ -69,7 +75,10 @@ def test_help_names_the_flags(ended):
         ("no number", "many"),
         ("no sense", "config.steps=0: must be above 0"),
         ("no flag", "recume"),
-        ("left over", "'runs/ppo_math-1' stands alone: is --config or --resume missing?"),
+        (
+            "left over",
+            "'runs/ppo_math-1' stands alone: is --config or --resume or --change missing?",
+        ),
         ("refused", "pack: shard 0 holds more than 2 tokens"),
     ],
 )

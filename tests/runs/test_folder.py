@@ -19,7 +19,7 @@ def test_a_new_folder_has_everything_that_the_design_names(folder):
     assert folder.path.name.startswith("ppo_math-")
     names = {path.name for path in folder.path.iterdir()}
     assert names == {
-        "config.json", "environment.json", "log.txt", "samples", "checkpoints", "plots"
+        "config.json", "environment.json", "log.txt", "samples", "checkpoints", "replays", "plots"
     }  # fmt: skip
     assert folder.config()["adapter"]["targets"] == ["q_proj", "v_proj"]
 
@@ -108,6 +108,17 @@ def test_resume_takes_a_difference_that_the_experiment_allows_and_logs_it(folder
     RunFolder.open(folder.path, CONFIG | {"steps": 20}, may_differ=("steps",))
     assert folder.config()["steps"] == 20
     assert "steps: 10 -> 20" in (folder.path / "log.txt").read_text()
+
+
+def test_resume_takes_a_difference_that_is_asked_for_by_name(folder):
+    other = CONFIG | {"seed": 1, "adapter": CONFIG["adapter"] | {"rank": 16}}
+    with pytest.raises(ValueError, match=r"seed: 0 -> 1; .* want it: --change=seed"):
+        RunFolder.open(folder.path, other, change=("adapter.rank",))
+    with pytest.raises(ValueError, match=r"change='adapter.rang': config has no such field"):
+        RunFolder.open(folder.path, other, change=("adapter.rang", "seed"))
+    RunFolder.open(folder.path, other, change=("adapter.rank", "seed"))
+    assert folder.config()["seed"] == 1
+    assert "adapter.rank: 8 -> 16; seed: 0 -> 1" in (folder.path / "log.txt").read_text()
 
 
 def test_resume_on_another_machine_is_logged(folder):

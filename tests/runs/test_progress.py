@@ -1,4 +1,5 @@
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -104,3 +105,122 @@ def test_on_a_terminal_the_view_is_live_and_the_log_stays_plain(width):
     assert "a note" in output.getvalue()
     assert "\x1b[" in output.getvalue()
     assert "\x1b[" not in "".join(log)
+
+
+def on_a_terminal(width=80, height=40, encoding="utf-8", **environment):
+    """A progress on a terminal of that size, with what the terminal gets and its log."""
+    output, log = io.TextIOWrapper(io.BytesIO(), encoding=encoding), []
+    environment = {"TERM": "xterm-256color"} | environment
+    console = Console(
+        file=output, force_terminal=True, width=width, height=height, _environ=environment
+    )
+    return Progress(10, log.append, console=console), console, log
+
+
+def received(console: Console) -> str:
+    console.file.flush()
+    return console.file.buffer.getvalue().decode(console.file.encoding)
+
+
+def without_codes(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+SAMPLES = [
+    {
+        "prompt": "1+1",
+        "turns": [["assistant", text]],
+        "reward": reward,
+        "outcome": "scored",
+        "sampled": [True],
+    }
+    for text, reward in (("it is 2", 1.0), ("it is \x1b[2J3", 0.0))
+]
+
+
+def test_an_alert_is_shown_logged_and_stands_in_the_view():
+    progress, console, log = on_a_terminal()
+    with progress:
+        progress.update(3, METRICS)
+        for name in ("zero", "one", "two", "three"):
+            progress.alert(f"ALERT {name}: [red]\x1b[31m")
+    assert log[1:] == [f"ALERT {name}: [red]␛[31m" for name in ("zero", "one", "two", "three")]
+    text = received(console)
+    assert "\x1b[1;33mALERT zero: [red]␛[31m\x1b[0m" in text
+    standing = [line for line in text.split("\r")[-1].splitlines() if "▲" in line]
+    assert [line.split("ALERT ")[1].split(":")[0] for line in standing] == ["one", "two", "three"]
+    assert "\x1b[31m" not in text
+
+
+def test_without_a_terminal_an_alert_is_a_line():
+    progress, output, log = plain()
+    with progress:
+        progress.alert("ALERT x: [y]")
+        progress.show_sample(SAMPLES)
+    assert output.getvalue() == "ALERT x: [y]\n"
+    assert log == ["ALERT x: [y]"]
+
+
+def test_a_resumed_run_shows_the_course_of_earlier_steps():
+    progress, console, _ = on_a_terminal()
+    rows = [{"step": i, "reward/mean": i / 7, "entropy": None} for i in range(6)]
+    rows[3]["heldout/pass_greedy"] = 0.5
+    progress.remember(rows)
+    with progress:
+        progress.update(7, {"reward/mean": 6 / 7})
+    last = without_codes(received(console))
+    assert "0.857  ▁▂▃▄▅▆▇\n" in last
+    assert "50.0%  ▄▄▄▄\n" in last
+    assert "entropy" not in last
+
+
+def test_the_best_and_the_worst_sample_take_turns_and_each_stays_to_be_read(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("orbit_jax.runs.progress.time.monotonic", lambda: now[0])
+    progress, console, _ = on_a_terminal()
+    titles = []
+    for _ in range(9):
+        progress.show_sample(SAMPLES)
+        titles.append(progress._view().sample.facts.plain.split(",")[0])
+        now[0] += 2.5
+    assert titles == ["best of 2"] * 2 + ["worst of 2"] * 2 + ["best of 2"] * 2 + [
+        "worst of 2"
+    ] * 2 + ["best of 2"]
+    progress.show_sample([])
+    with progress:
+        pass
+    assert "it is 2" in received(console)
+
+
+def test_nothing_that_was_said_reaches_the_terminal_as_a_command():
+    progress, console, _ = on_a_terminal()
+    with progress:
+        progress.show_sample(SAMPLES[1:])
+        progress.note("said: \x1b[2J\u202e")
+    assert "it is ␛[2J3" in received(console)
+    assert "said: ␛[2J�" in received(console)
+    assert "\x1b[2J" not in received(console)
+
+
+@pytest.mark.parametrize("kind", [{"TERM": "dumb"}, {"encoding": "latin-1"}])
+def test_terminals_that_cannot_show_the_view_get_lines(kind):
+    progress, console, log = on_a_terminal(**kind)
+    with progress:
+        progress.update(4, METRICS)
+    (line,) = received(console).splitlines()
+    assert log == [line]
+
+
+def test_a_terminal_that_becomes_narrower_is_drawn_anew_and_one_that_becomes_wider_is_not():
+    progress, console, _ = on_a_terminal(width=132)
+    with progress:
+        progress.update(4, METRICS)
+        progress.show_sample(SAMPLES)
+        console.width = 150
+        progress._live.refresh()
+        assert "\x1b[2J" not in received(console)
+        console.width = 60
+        progress._live.refresh()
+    assert received(console).count("\x1b[2J") == 1
+    last = received(console).split("\x1b[2J")[-1]
+    assert max(map(len, without_codes(last).replace("\r", "\n").split("\n"))) < 60

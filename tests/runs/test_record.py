@@ -2,8 +2,10 @@
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -160,10 +162,10 @@ def test_a_gap_saves_state_and_batch_and_says_how_to_go_on(tmp_path: Path):
         with pytest.raises(RuntimeError, match=r"differ by 0.5 .*\(2, 8\).* --resume") as error:
             one_step(record, 4, **gap)
     folder = record.folder.path
-    assert np.load(folder / "parity_failure_step_000004.npz").files
+    assert np.load(folder / "replays/step_000004/batch.npz").files
     assert not json.loads((folder / "summary.json").read_text())["finished"]
     # What the sentence advises is possible.
-    assert f"--config.parity=tiles and --resume {folder}" in str(error.value)
+    assert f"--resume {folder} and --config.parity=tiles" in str(error.value)
     tiles = recipe(tmp_path, 9) | {"parity": "tiles"}
     with Recorder(tiles, FACTS, resume=str(folder)) as record:
         assert record.restore(STATE)[1] == 4
@@ -212,3 +214,103 @@ def test_a_run_that_makes_no_updates_stops_and_says_why(tmp_path: Path):
             one_step(record, step, **metrics)  # an update in between: not in a row
         with pytest.raises(RuntimeError, match=r"no update was made for 3 steps; .* 8 rewards"):
             one_step(record, 5, **idle)
+
+
+def stopped_after(record: Recorder, steps: int, **rates: float) -> str:
+    """Steps from 0 on, each saved; `rates` are held-out rates, as at_2=0.5. Then it is killed."""
+    record.restore(STATE)
+    for step in range(steps):
+        rate = rates.get(f"at_{step + 1}")
+        one_step(record, step)
+        metrics = METRICS | ({} if rate is None else {"heldout/pass_greedy": rate})
+        record.step(step, metrics, np.ones(2), ["scored"] * 2, samples=[])
+        record.save_if_due(step + 1, STATE)
+    record.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    record._saver.wait()
+    return str(record.folder.path)
+
+
+def every(root: Path, steps: int, checkpoint_every_steps: int) -> dict:
+    config = recipe(root, steps)
+    config["run"] |= {"checkpoint_every_steps": checkpoint_every_steps, "keep_checkpoints": 1}
+    return config
+
+
+def test_the_best_is_saved_out_of_turn_and_kept(tmp_path: Path):
+    config = every(tmp_path, 12, checkpoint_every_steps=4)
+    rates = {"at_2": 0.5, "at_3": 0.4, "at_6": 0.9, "at_8": 0.9}
+    folder = Path(stopped_after(Recorder(config, FACTS), 9, **rates))
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["step_000008"]
+    # 8 was as good as 6, and is newer.
+    with Recorder(config, FACTS, str(folder)) as record:
+        _, start = record.restore(STATE)
+        one_step(record, start)
+        better = METRICS | {"heldout/pass_greedy": 0.7}  # not than 0.9, which is remembered
+        record.step(start, better, np.ones(2), ["scored"] * 2, samples=[])
+        record.save_if_due(start + 1, STATE)
+        record._saver.wait()
+        assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["step_000008"]
+
+
+@pytest.mark.parametrize("rows_left", [0, 3, 7])
+def test_a_run_whose_metrics_were_cut_has_each_row_once_again(tmp_path: Path, rows_left: int):
+    config = every(tmp_path, 9, checkpoint_every_steps=3)
+    folder = Path(stopped_after(Recorder(config, FACTS), 7))
+    rows = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_bytes(b"".join(rows[:rows_left]) + rows[0][:20])
+    with Recorder(config, FACTS, str(folder)) as record:
+        _, start = record.restore(STATE)
+        assert start == 6
+        one_step(record, start)
+        record.step(start, METRICS, np.ones(2), ["scored"] * 2, samples=[])
+    again = read_metrics(folder)
+    assert [row["step"] for row in again] == [1, 2, 3, 4, 5, 6, 7]
+    assert again[:6] == [json.loads(row) for row in rows[:6]]
+
+
+def test_a_step_of_which_nothing_was_graded_has_no_mean_reward(tmp_path: Path):
+    with Recorder(recipe(tmp_path, 9), FACTS) as record:
+        record.restore(STATE)
+        for step, rewards in enumerate(([np.nan, np.nan], [np.nan, 0.5])):
+            one_step(record, step)
+            record.step(step, METRICS, np.array(rewards), ["scored"] * 2, samples=[])
+    assert [row["reward/mean"] for row in read_metrics(record.folder.path)] == [None, 0.5]
+
+
+def out_of_memory() -> None:
+    jnp.zeros(1 << 46)
+
+
+def disk_full() -> None:
+    Path("/dev/full").write_text("x")
+
+
+def slip() -> None:
+    raise KeyError("a slip")
+
+
+def ended_by(fault: Callable[[], None], root: Path) -> None:
+    with Recorder(every(root, 9, checkpoint_every_steps=1), FACTS) as record:
+        record.restore(STATE)
+        one_step(record, 0)
+        record.step(0, METRICS, np.ones(2), ["scored"] * 2, samples=[])
+        record.save_if_due(1, STATE)
+        record._saver.wait()
+        fault()
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (disk_full, "the disk of the run folder is full"),
+        (out_of_memory, "a device has run out of memory .*ppo.micro_batches"),
+    ],
+)
+def test_faults_of_the_machine_end_in_a_sentence_that_says_how_to_go_on(tmp_path, fault, words):
+    with pytest.raises(RuntimeError, match=f"{words}.*newest checkpoint is step_000001.*--resume"):
+        ended_by(fault, tmp_path)
+
+
+def test_other_errors_stay_as_they_are(tmp_path):
+    with pytest.raises(KeyError, match="a slip"):
+        ended_by(slip, tmp_path)
