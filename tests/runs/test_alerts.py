@@ -36,9 +36,9 @@ class Run:
             for name in ("metrics.jsonl", "alerts.jsonl")
         )
         self.metrics = MetricsWriter(folder, rows)
-        progress = Progress(9, self.lines.append, console=Console(file=io.StringIO()))
+        self.progress = Progress(9, self.lines.append, console=Console(file=io.StringIO()))
         given = AlertsConfig(**config)
-        self.alerts = Alerts(folder, given, self.metrics, progress, rows, told)
+        self.alerts = Alerts(folder, given, self.metrics, self.progress, rows, told)
 
     def __enter__(self) -> "Run":
         return self
@@ -68,6 +68,7 @@ def test_an_alert_is_told_when_it_begins_and_when_it_is_over(tmp_path):
     (row, _) = read_rows(tmp_path / "alerts.jsonl")
     assert set(row) == {"step", "rule", "state", "message"}
     assert began == f"ALERT disk: {row['message']}"
+    assert [text.partition("  ")[2] for text in run.progress._view().alerts] == [began]
 
 
 def test_a_condition_that_comes_and_goes_is_one_alert(tmp_path):
@@ -144,6 +145,16 @@ def test_a_resumed_run_neither_repeats_an_alert_nor_misses_one(tmp_path, saved, 
     assert run.lines == expected[len(before) :]
     whole, resumed = (tmp_path / name / "alerts.jsonl" for name in ("whole", "resumed"))
     assert whole.read_bytes() == resumed.read_bytes()
+
+
+def test_an_evaluation_is_no_step_after_a_resume(tmp_path):
+    cut = {"stop/length": 0.6}  # told when ten steps have followed the first ten
+    with Run(tmp_path) as run:
+        run.metrics.write(0, {"heldout/pass_greedy": 0.3})
+        run.steps(1, *[cut] * 15)
+    with Run(tmp_path, checkpoint=tmp_path) as run:
+        run.steps(16, *[cut] * 10)
+    assert told(tmp_path) == [(20, "truncation", "begins")]
 
 
 def test_the_last_reading_of_the_machine_stands_after_a_resume(tmp_path):

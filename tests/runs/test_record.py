@@ -206,6 +206,20 @@ def test_alerts_are_told_of_a_step_and_of_what_stops_the_run(tmp_path: Path, clo
     assert [r["step"] for r in read_rows(folder / "alerts.jsonl")] == [1]
 
 
+def test_alerts_of_a_resumed_run_look_back_at_the_steps_before(tmp_path, clock, monkeypatch):
+    for kind, size in (("q_proj", 0.1), ("up_proj", 0.0)):
+        monkeypatch.setitem(METRICS, f"adapter/update_size/policy/{kind}", size)
+    with Recorder(recipe(tmp_path, 9), FACTS) as record:
+        record.restore(STATE)
+        go_on(record, clock, 0, 9)
+    folder = record.folder.path
+    assert read_rows(folder / "alerts.jsonl") == []
+    with Recorder(recipe(tmp_path, 11), FACTS, resume=str(folder)) as record:
+        go_on(record, clock, record.restore(STATE)[1], 11)
+    told = [(r["step"], r["rule"]) for r in read_rows(folder / "alerts.jsonl")]
+    assert told == [(10, "dead_adapter")]
+
+
 def test_a_run_that_makes_no_updates_stops_and_says_why(tmp_path: Path):
     idle = {"update/applied": 0, "reward/infra_failures": 8, "parity/tokens": 0}
     with Recorder(recipe(tmp_path, 9), FACTS) as record:
