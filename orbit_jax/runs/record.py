@@ -21,12 +21,15 @@ import numpy as np
 import psutil
 
 from orbit_jax import processes
+from orbit_jax.alerts_config import AlertsConfig
 from orbit_jax.checkpoint import run_state
 from orbit_jax.last_words import LastWords
 from orbit_jax.rl.batch import save_batch
-from orbit_jax.runs import faults, resuming, wandb_run
+from orbit_jax.runs import alerts, faults, resuming, wandb_run
+from orbit_jax.runs.files import read_rows
 from orbit_jax.runs.folder import RunFolder
 from orbit_jax.runs.guard import KEPT_BATCHES, Guard, Trouble
+from orbit_jax.runs.hardware import Hardware
 from orbit_jax.runs.metrics import FILE, MetricsWriter, read_metrics
 from orbit_jax.runs.plots import learning_curve
 from orbit_jax.runs.progress import Progress
@@ -94,6 +97,8 @@ class Recorder:
             self._progress.__exit__(type(error), error, None)
         # With an error on its way, another, as of a disk that is still full, would hide it.
         with contextlib.suppress(OSError) if error else contextlib.nullcontext():
+            if hasattr(self, "_alerts"):
+                self._alerts.close(error)
             if error is not None:
                 self.folder.log("".join(traceback.format_exception(error)))
             if hasattr(self, "_metrics"):
@@ -134,6 +139,12 @@ class Recorder:
         self._progress.remember(kept)
         wandb = wandb_run.begin(self.config, self.folder.path, self.note)
         self._metrics = MetricsWriter(self.folder.path, kept, wandb)
+        told = read_rows(self._found / alerts.FILE) if self._found else ()
+        config = AlertsConfig(**self.config.get("alerts", {}))
+        self._alerts = alerts.Alerts(
+            self.folder.path, config, self._metrics, self._progress, rows=kept, told=told
+        )
+        self._hardware = Hardware(self.folder.path, config.hardware_seconds)
         self._progress.__enter__()
         self.note(f"run folder: {self.folder.path}")
         if self.resumed:
@@ -184,6 +195,8 @@ class Recorder:
             told = self._keep(step, state, batch, trouble, recipe)
             if trouble.stop:
                 self.checkpoint(step, state)
+                if processes.is_first():  # there is no row of this step
+                    self._alerts.look(step + 1, metrics)
                 self._saver.wait()
                 processes.by_first(self._finish, None)
                 raise RuntimeError(
@@ -229,6 +242,7 @@ class Recorder:
             "seconds/step": seconds,
             "tokens_per_second": tokens / seconds,
             **{f"outcome/{name}": count for name, count in Counter(outcomes).items()},
+            **self._hardware.read(),
         }
         self._metrics.write(step + 1, row)
         if step % self.config["run"]["samples_every_steps"] == 0:
@@ -237,6 +251,7 @@ class Recorder:
                 self._metrics.text(step + 1, name, text)
         self._progress.update(step + 1, row)
         self._progress.show_sample(samples)
+        self._alerts.look(step + 1, row)
 
     def save_if_due(self, steps_done: int, state: Any) -> None:
         """A checkpoint every so many steps, at the last one, and of the best held-out pass rate."""
@@ -257,8 +272,8 @@ class Recorder:
         self._take_time()
         at, rate = self._heldout or (None, None)
         quality = rate if at == steps_done else None
-        metrics = self.folder.path / FILE
-        files = {FILE: metrics.read_bytes() if metrics.exists() else b""}
+        paths = (self.folder.path / name for name in (FILE, alerts.FILE))
+        files = {path.name: path.read_bytes() for path in paths if path.exists()}
         self._saver.save(steps_done, state, self._facts(), quality, files)
         self._saved = steps_done
         if jax.process_count() > 1:
