@@ -6,13 +6,11 @@ import platform
 import shlex
 import subprocess
 import sys
-import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
-import psutil
 
 KEY_PACKAGES = (
     "jax",
@@ -53,11 +51,6 @@ def command() -> str:
     resume = sys.argv.index("--resume") if "--resume" in sys.argv else len(sys.argv)
     typed = [*sys.argv[:resume], *sys.argv[resume + 2 :]]
     return shlex.join([sys.executable, *(a for a in typed if not a.startswith("--resume="))])
-
-
-def process_seconds() -> float:
-    """How long this process has been running."""
-    return time.time() - psutil.Process().create_time()
 
 
 def _version(package: str) -> str | None:

@@ -4,7 +4,6 @@ The experiment calls one method at each point of its loop. Metric row k holds wh
 steps; row 0 is the evaluation before training. Of several processes the first alone writes.
 """
 
-import contextlib
 import dataclasses
 import math
 import time
@@ -22,7 +21,7 @@ from orbit_jax.checkpoint import run_state
 from orbit_jax.last_words import LastWords
 from orbit_jax.rl.batch import save_batch
 from orbit_jax.runs import faults, resuming
-from orbit_jax.runs.environment import command, process_seconds
+from orbit_jax.runs.environment import command
 from orbit_jax.runs.folder import RunFolder
 from orbit_jax.runs.guard import KEPT_BATCHES, Guard, Trouble
 from orbit_jax.runs.metrics import read_metrics
@@ -88,8 +87,10 @@ class Recorder:
     def _close(self, error: BaseException | None) -> None:
         if hasattr(self, "_watch"):
             self._watch.close(error)
-        if error is not None:
-            with contextlib.suppress(OSError):  # the disk may be full; the terminal has it too
+        with faults.not_instead_of(error):
+            self._saver.finish()
+        with faults.not_instead_of(error):
+            if error is not None:
                 self.folder.log("".join(traceback.format_exception(error)))
         self._lock.close()
 
@@ -144,11 +145,8 @@ class Recorder:
 
     def timed(self, steps: Iterable[int]) -> Iterator[int]:
         """The same steps, each timed from here to its `check`: neither start-up nor evaluations."""
-        since = time.monotonic() - self._tick
-        self.note(
-            f"start-up: {process_seconds() - since:.1f} s to start and to load, "
-            f"{since:.1f} s to compile, to compare log-probs and to evaluate"
-        )
+        seconds = time.monotonic() - self._tick
+        self.note(f"ready after {seconds:.1f} s of compiling, comparing log-probs, evaluating")
         if processes.is_first():
             self._watch.start_clock()
         for step in steps:

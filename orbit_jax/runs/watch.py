@@ -1,12 +1,11 @@
 """What people see of a run while it goes: the view, metrics, samples, alerts, the machine."""
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from orbit_jax.alerts_config import AlertsConfig
-from orbit_jax.runs import alerts, wandb_run
+from orbit_jax.runs import alerts, faults, wandb_run
 from orbit_jax.runs.files import read_rows
 from orbit_jax.runs.folder import RunFolder
 from orbit_jax.runs.hardware import Hardware
@@ -89,7 +88,6 @@ class Watch:
     def close(self, error: BaseException | None) -> None:
         """Ends all of it; an error that ends the run is told to the alerts' command."""
         self._progress.__exit__(type(error), error, None)
-        # With an error on its way, another, as of a disk that is still full, would hide it.
-        with contextlib.suppress(OSError) if error else contextlib.nullcontext():
+        with faults.not_instead_of(error):
             self._alerts.close(error)
             self._metrics.close()

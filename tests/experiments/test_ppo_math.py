@@ -236,8 +236,8 @@ def test_a_run_whose_groups_never_differ_stops_with_a_sentence_and_loses_nothing
 
 
 def _arrays(checkpoint: Path) -> list[np.ndarray]:
-    state = run_state._load(checkpoint, state=run_state.ocp.args.StandardRestore())["state"]
-    return [np.asarray(state[name]) for name in sorted(state)]
+    state = run_state.stored_arrays(checkpoint)
+    return [state[name] for name in sorted(state)]
 
 
 def test_a_group_is_flat_where_its_counted_rewards_are_all_equal():
