@@ -240,10 +240,12 @@ class Recorder:
         quality = rate if at == steps_done else None
         paths = (self.folder.path / name for name in FILES)
         files = {path.name: path.read_bytes() for path in paths if path.exists()}
+        began = time.monotonic()
         self._saver.save(steps_done, state, self._facts(), quality, files)
         self._saved = steps_done
         if jax.process_count() > 1:
             self._saver.wait()  # a lost process ends this one too, with what was being written
+        self.totals.saving_seconds += time.monotonic() - began
         self._prepare_last_words()
 
     def _facts(self) -> dict[str, Any]:
@@ -289,7 +291,9 @@ class Recorder:
         self.folder.write_summary(summary)
         self.note(
             f"log-prob gap over {totals.parity_tokens} trained tokens: "
-            f"{totals.parity_max_abs_diff:g}; learning curve: {self._watch.draw()}"
+            f"{totals.parity_max_abs_diff:g}; checkpoints held it up for "
+            f"{totals.saving_seconds:.1f} of {totals.seconds:.0f} s; learning curve: "
+            f"{self._watch.draw()}"
         )
         return summary
 
