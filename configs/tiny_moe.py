@@ -178,6 +178,28 @@ def get_config(variant: str = "") -> ConfigDict:
     # there never ends a run; for machines without a network set WANDB_MODE=offline.
     config.run.wandb = ""
 
+    config.alerts = ConfigDict()  # told in the terminal, log.txt, alerts.jsonl and TensorBoard
+    config.alerts.off = ()  # names of orbit_jax/runs/alert_rules.py and hardware_rules.py
+    # Called with each alert as JSON on its standard input, without a shell; empty: nothing.
+    config.alerts.command = ""
+    config.alerts.command_seconds = 10.0  # after which a call is ended; the run does not wait
+    config.alerts.hardware_seconds = 60.0  # between readings of memory, disk and GPUs
+    # entropy_collapse: the last 10 steps have less than this share of the entropy of the first 10,
+    # and a grade that neither rises nor is above 0.9.
+    config.alerts.entropy_share = 0.05
+    config.alerts.length_growth = 3.0  # length_runaway: times that of the first steps, and no gain
+    config.alerts.truncated_share = 0.5  # truncation: of completions cut at the limit of tokens
+    config.alerts.router_growth = (
+        2.0  # router_collapse: of load_max_over_mean since the first steps
+    )
+    config.alerts.stuck_steps = 200  # reward_stuck: without a rise beyond chance
+    config.alerts.kl_rollout = 0.1  # kl_runaway: per token, from the policy that sampled
+    config.alerts.kl_reference = 1.0  # kl_runaway: per token, from the reference
+    config.alerts.infra_share = 0.05  # infra_failures: of rollouts that could not be graded
+    config.alerts.memory_share = 0.95  # memory: in use, of a device's at the peak, of the host's
+    config.alerts.disk_free_gb = 2.0  # disk: free where the run folder is
+    config.alerts.gpu_celsius = 87.0  # gpu_temperature
+
     if variant == "gae":
         config.ppo.advantage = "gae"
         config.ppo.minibatches = 2

@@ -46,7 +46,7 @@ HAZARDS = ("SIGKILL", "SIGTERM", "full disk", "cut checkpoint", "cut metrics")
 OF_THE_MACHINE = ("seconds/", "tokens_per_second", "hardware/")  # metrics that are not compared
 LONGEST = 900.0  # seconds that a step, or an end, is waited for
 ROOM = 4  # of the disturbed run, times the bytes of the undisturbed
-STARTED = re.compile(r"start-up: ([\d.]+) s to start and to load, ([\d.]+) s to compile")
+READY = re.compile(r"ready after ([\d.]+) s of compiling")
 
 
 def define_flags() -> None:
@@ -112,7 +112,7 @@ def disturb(config: Config, folder: RunFolder) -> list[dict[str, Any]]:
     met: list[dict[str, Any]] = []
     start_seconds = 20.0
     for i, (kind, moment) in enumerate(zip(kinds, moments, strict=True)):
-        earlier, born = len(started(folder)), time.monotonic()
+        earlier, born = len(ready(folder)), time.monotonic()
         child = start(config, folder)
         if while_starting := i % 5 == 4:
             time.sleep(chance.uniform(0, start_seconds))
@@ -120,9 +120,8 @@ def disturb(config: Config, folder: RunFolder) -> list[dict[str, Any]]:
             resumed_after = await_first_step(child, folder, earlier)
             start_seconds = time.monotonic() - born
             if met:
-                load, compile_ = started(folder)[-1]
                 met[-1] |= {"resumed_after": resumed_after, "seconds_to_next_step": start_seconds}
-                met[-1] |= {"seconds_to_load": load, "seconds_to_compile": compile_}
+                met[-1] |= {"seconds_of_them_compiling": ready(folder)[-1]}
             await_true(child, lambda at=moment: steps_done(folder) >= int(at))
             time.sleep(moment % 1 * read_metrics(folder.path)[-1].get("seconds/step", 1.0))
         met.append({"hazard": kind, "while_starting": while_starting})
@@ -162,7 +161,7 @@ def strike(
 
 def await_first_step(child: subprocess.Popen, folder: RunFolder, earlier: int) -> int:
     """Waits for the first step of a process; how many were done before it."""
-    await_true(child, lambda: len(started(folder)) > earlier)
+    await_true(child, lambda: len(ready(folder)) > earlier)
     before = steps_done(folder)
     await_true(child, lambda: steps_done(folder) > before)
     return before
@@ -193,11 +192,11 @@ def steps_done(folder: RunFolder) -> int:
     return rows[-1]["step"] if rows else 0
 
 
-def started(folder: RunFolder) -> list[tuple[float, float]]:
-    """Seconds to load and to compile of each process that has come to its steps."""
+def ready(folder: RunFolder) -> list[float]:
+    """Of each process that has come to its steps the seconds that it compiled and compared."""
     log = folder.path / "log.txt"
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    return [(float(load), float(compile_)) for load, compile_ in STARTED.findall(text)]
+    return [float(seconds) for seconds in READY.findall(text)]
 
 
 def compare(one: RunFolder, other: RunFolder) -> dict[str, bool]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orbit_jax.adapter_config import AdapterConfig
+from orbit_jax.alerts_config import AlertsConfig
 from orbit_jax.config_rules import require_valid
 from orbit_jax.own_code import own_hash
 from orbit_jax.ppo_config import PPOConfig
@@ -153,6 +154,7 @@ class Config:
     mesh: MeshConfig = MeshConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     run: RunConfig = RunConfig()
+    alerts: AlertsConfig = AlertsConfig()  # noqa: RUF009, so is it
 
     @property
     def code_hash(self) -> str | None:

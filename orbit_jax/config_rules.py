@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from orbit_jax import adapter_config, ppo_config
+from orbit_jax import adapter_config, alerts_config, ppo_config
 from orbit_jax.checkpoint.own import make_known
 from orbit_jax.own_code import is_own, load_own
 
@@ -44,9 +44,9 @@ def require_valid(config: "Config") -> None:
         seed task.data_seed task.unseen_problems optimizer.warmup_steps optimizer.weight_decay
         optimizer.b1 optimizer.b2 sampler.slots reward.length_buffer reward.length_weight
     """
-    for field in (positive + ppo_config.POSITIVE).split():
+    for field in (positive + ppo_config.POSITIVE + alerts_config.POSITIVE).split():
         require(value_of(field) > 0, field, "must be above 0")
-    for field in (not_negative + ppo_config.NOT_NEGATIVE).split():
+    for field in (not_negative + ppo_config.NOT_NEGATIVE + alerts_config.NOT_NEGATIVE).split():
         require(value_of(field) >= 0, field, "must be at least 0")
     most = {
         "seed": 2**32 - 1,  # it keys the noise as 32 bits
@@ -84,6 +84,7 @@ def require_valid(config: "Config") -> None:
     for ok, field, remedy in (
         *adapter_config.requirements(config.adapter),
         *ppo_config.requirements(config),
+        *alerts_config.requirements(config.alerts),
     ):
         require(ok, field, remedy)
     require(

@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text()
+OPTIONAL = {"pynvml": "nvidia-ml-py"}  # imported where it is installed, as with a GPU
 TARGETS = set(re.findall(r"^([a-z0-9-]+):", MAKEFILE, re.MULTILINE))
 
 
@@ -51,12 +52,16 @@ def test_both_kinds_of_machine_get_the_same_jax_and_its_jaxlib():
     assert jax == {pins("requirements-common.txt")["jaxlib"]}
 
 
+def test_what_is_imported_where_it_is_installed_has_a_version_too():
+    assert set(OPTIONAL.values()) <= pins("requirements.txt").keys()
+
+
 @pytest.mark.parametrize("folder", ["orbit_jax", "experiments", "configs"])
 def test_what_runs_import_is_required(folder):
     required = pins("requirements-common.txt") | pins("requirements-cpu.txt")
     packages = metadata.packages_distributions()
     local = {path.stem for path in (ROOT / folder).rglob("*")} | {"orbit_jax", "configs"}
-    for name in imported(folder) - local - set(sys.stdlib_module_names):
+    for name in imported(folder) - local - set(sys.stdlib_module_names) - OPTIONAL.keys():
         distributions = {normal(package) for package in packages.get(name, [name])}
         assert distributions & required.keys(), f"{folder} imports {name}: require its package"
 

@@ -121,6 +121,11 @@ def test_whole_numbers_stand_for_floats_and_lists_for_tuples():
         ({"mesh": {"data": 4, "processes": 3}}, "processes=3: must divide the 4 devices"),
         ({"mesh": {"data": 2, "processes": 2, "process": 2}}, "must be a number from 0 to 1"),
         ({"mesh": {"coordinator": "node1"}}, "node1': must be host:port of process 0"),
+        ({"alerts": {"off": ["memry"]}}, r"off=\('memry',\): \['memry'\] are no alerts; .*memory"),
+        ({"alerts": {"command": "mail 'me"}}, "alerts.command=.* cannot be read .No closing quot"),
+        ({"alerts": {"command": "no_such_program -x"}}, "there is no program 'no_such_program'"),
+        ({"alerts": {"stuck_steps": 0}}, "alerts.stuck_steps=0: must be above 0"),
+        ({"alerts": {"disk_free_gb": -1}}, "alerts.disk_free_gb=-1.0: must be at least 0"),
         ({"ppo": {"kl_coefficient": 0.1}}, "kl_coefficient=0.1: does not go with ppo.kl='off'"),
     ],
 )

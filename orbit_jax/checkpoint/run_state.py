@@ -72,13 +72,14 @@ class Saver:
     def settle(self) -> None:
         """Raises what kept a checkpoint from being written, if that is known by now."""
         if self._writing is not None and self._writing.done():
-            self._wait()
+            self.finish()
 
     def wait(self) -> None:
         """Returns when all is on disk; raises what kept it from there."""
-        processes.by_first(self._wait)
+        processes.by_first(self.finish)
 
-    def _wait(self) -> None:
+    def finish(self) -> None:
+        """The same for this process alone, whatever has become of others."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()

@@ -151,12 +151,11 @@ def ppo_step(
         changes, _ = optimizer.update(grads, moments, params)
         after = optax.apply_updates(params, changes)
         ok &= jnp.isfinite(optax.tree.norm(grads)) & jnp.isfinite(optax.tree.norm(after))
+        norms = group_norms(params)
         sizes = {
             # Of what was zero until now, as a rotation is at first, all has moved: 1.
-            name: jnp.where(ok, moved / jnp.maximum(jnp.maximum(size, moved), 1e-12), 0.0)
-            for (name, moved), size in zip(
-                group_norms(changes).items(), group_norms(params).values(), strict=True
-            )
+            name: jnp.where(ok, moved / jnp.maximum(jnp.maximum(norms[name], moved), 1e-12), 0.0)
+            for name, moved in group_norms(changes).items()
         }
         # Behind the barrier all of it is made again, instead of being kept until `ok` is known.
         ok, grads, moments, params = lax.optimization_barrier((ok, grads, moments, params))
@@ -164,7 +163,7 @@ def ppo_step(
         select = functools.partial(jnp.where, ok)
         moments = jax.tree.map(select, moments_after, moments)
         params = jax.tree.map(select, optax.apply_updates(params, changes), params)
-        seen = (sums, group_norms(grads), sizes, difference, ok, stopped)
+        seen = (sums, group_norms(grads), sizes, norms, difference, ok, stopped)
         return (params, moments, stopped), seen
 
     order = _micro_batch_order(config, state.step, rows.shape[0])
@@ -174,7 +173,8 @@ def ppo_step(
         seen = jax.tree.map(lambda x: x[None], seen)
     else:
         carry, seen = lax.scan(update, carry, order)
-    (params, moments, _), (sums, gradient_norms, sizes, gaps, applied, stopped) = carry, seen
+    params, moments, _ = carry
+    sums, gradient_norms, sizes, norms, gaps, applied, stopped = seen
     gap, ok = gaps[0], applied.any()
     critic = state.critic and state.critic.replace(
         adapter=state.critic.adapter.replace(params=params["critic"]["adapter"]),
@@ -203,6 +203,7 @@ def ppo_step(
         "tokens_computed": (rows < batch.stream.num_rows).sum(),
         **{f"gradient_norm/{k}": v.mean() for k, v in gradient_norms.items()},
         **{f"adapter/update_size/{k}": v for k, v in sizes.items()},
+        **{f"adapter/norm/{k}": v[-1] for k, v in norms.items()},  # before the last update
         "adapter/update_size": sizes["policy"],
     }
     if ppo.kl in ("reward", "loss"):

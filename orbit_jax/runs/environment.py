@@ -46,6 +46,13 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
+def command() -> str:
+    """What was typed to start this process, without a `--resume`."""
+    resume = sys.argv.index("--resume") if "--resume" in sys.argv else len(sys.argv)
+    typed = [*sys.argv[:resume], *sys.argv[resume + 2 :]]
+    return shlex.join([sys.executable, *(a for a in typed if not a.startswith("--resume="))])
+
+
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)

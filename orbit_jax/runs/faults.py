@@ -1,5 +1,7 @@
 """Faults of the machine under a run, in a sentence: a full disk, a device out of memory."""
 
+import contextlib
+
 import jax
 
 
@@ -17,3 +19,11 @@ def sentence(error: BaseException | None) -> str | None:
             "ppo.micro_batches, lower sampler.slots or the token limits, or set ppo.remat=always"
         )
     return None
+
+
+def not_instead_of(error: BaseException | None) -> contextlib.AbstractContextManager:
+    """Where an error is on its way, another of the disk, which may be full still, does not hide it.
+
+    Without one it is raised.
+    """
+    return contextlib.suppress(OSError) if error else contextlib.nullcontext()

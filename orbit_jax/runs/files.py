@@ -15,6 +15,21 @@ def write_atomic(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines, none without one, up to one that is cut.
+
+    A kill in mid-write cuts one, or a full disk.
+    """
+    rows = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+    return rows
+
+
 def to_json(value: Any, indent: int | None = None) -> str:
     """JSON text of nested dicts, sequences, numbers and arrays; NaN and infinities become null."""
     return json.dumps(_plain(value), indent=indent, allow_nan=False)

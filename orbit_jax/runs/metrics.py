@@ -12,7 +12,7 @@ from typing import Any, Self
 from tensorboardX import summary
 
 from orbit_jax.runs.events import Events, png
-from orbit_jax.runs.files import to_json, write_atomic
+from orbit_jax.runs.files import read_rows, to_json, write_atomic
 from orbit_jax.runs.wandb_run import WandbRun
 
 FILE = "metrics.jsonl"
@@ -72,16 +72,5 @@ class MetricsWriter:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of `metrics.jsonl` in a folder, a run's or a checkpoint's, up to one that is cut.
-
-    A kill in mid-write cuts one, or a full disk.
-    """
-    path = folder / FILE
-    rows = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                break
-    return rows
+    """The rows of `metrics.jsonl` in a folder, a run's or a checkpoint's, up to one that is cut."""
+    return read_rows(folder / FILE)

@@ -1,14 +1,11 @@
-"""What a run leaves behind and goes on from: folder, metrics, progress, samples, checkpoints.
+"""What a run leaves behind and goes on from: its folder, steps, checkpoints, summary.
 
 The experiment calls one method at each point of its loop. Metric row k holds what is known after k
 steps; row 0 is the evaluation before training. Of several processes the first alone writes.
 """
 
-import contextlib
 import dataclasses
 import math
-import shlex
-import sys
 import time
 import traceback
 from collections import Counter
@@ -18,20 +15,18 @@ from typing import Any, Self, TypeVar
 
 import jax
 import numpy as np
-import psutil
 
 from orbit_jax import processes
 from orbit_jax.checkpoint import run_state
 from orbit_jax.last_words import LastWords
 from orbit_jax.rl.batch import save_batch
-from orbit_jax.runs import faults, resuming, wandb_run
+from orbit_jax.runs import faults, resuming
+from orbit_jax.runs.environment import command
 from orbit_jax.runs.folder import RunFolder
 from orbit_jax.runs.guard import KEPT_BATCHES, Guard, Trouble
-from orbit_jax.runs.metrics import FILE, MetricsWriter, read_metrics
-from orbit_jax.runs.plots import learning_curve
-from orbit_jax.runs.progress import Progress
-from orbit_jax.runs.sample_text import as_texts
+from orbit_jax.runs.metrics import read_metrics
 from orbit_jax.runs.summary import Totals, summarise
+from orbit_jax.runs.watch import FILES, Watch
 
 State = TypeVar("State")
 
@@ -90,14 +85,13 @@ class Recorder:
 
     @processes.first_only
     def _close(self, error: BaseException | None) -> None:
-        if hasattr(self, "_progress"):
-            self._progress.__exit__(type(error), error, None)
-        # With an error on its way, another, as of a disk that is still full, would hide it.
-        with contextlib.suppress(OSError) if error else contextlib.nullcontext():
+        if hasattr(self, "_watch"):
+            self._watch.close(error)
+        with faults.not_instead_of(error):
+            self._saver.finish()
+        with faults.not_instead_of(error):
             if error is not None:
                 self.folder.log("".join(traceback.format_exception(error)))
-            if hasattr(self, "_metrics"):
-                self._metrics.close()
         self._lock.close()
 
     @property
@@ -129,12 +123,7 @@ class Recorder:
 
     @processes.first_only
     def _begin(self, start: int) -> None:
-        kept = read_metrics(self._found) if self._found else ()
-        self._progress = Progress(self.config["steps"], self.folder.log, start=start)
-        self._progress.remember(kept)
-        wandb = wandb_run.begin(self.config, self.folder.path, self.note)
-        self._metrics = MetricsWriter(self.folder.path, kept, wandb)
-        self._progress.__enter__()
+        self._watch = Watch(self.folder, self.config, start, self._found)
         self.note(f"run folder: {self.folder.path}")
         if self.resumed:
             self.note(f"goes on after step {start}")
@@ -146,24 +135,20 @@ class Recorder:
     @processes.first_only
     def note(self, text: str) -> None:
         """A line for the terminal and the log."""
-        self._progress.note(text)
+        self._watch.note(text)
 
     @processes.first_only
     def before(self, evaluation: Mapping[str, float]) -> None:
         """The evaluation before training."""
-        self._metrics.write(0, evaluation)
-        self._progress.remember([evaluation])
+        self._watch.before(evaluation)
         self.note(f"before training: {_readable(evaluation)}")
 
     def timed(self, steps: Iterable[int]) -> Iterator[int]:
         """The same steps, each timed from here to its `check`: neither start-up nor evaluations."""
-        now = time.monotonic()
-        self.note(
-            f"start-up: {self._tick - _process_start():.1f} s to start and to load, "
-            f"{now - self._tick:.1f} s to compile, to compare log-probs and to evaluate"
-        )
+        seconds = time.monotonic() - self._tick
+        self.note(f"ready after {seconds:.1f} s of compiling, comparing log-probs, evaluating")
         if processes.is_first():
-            self._progress.start_clock()
+            self._watch.start_clock()
         for step in steps:
             self._step_began = time.monotonic()
             yield step
@@ -184,6 +169,8 @@ class Recorder:
             told = self._keep(step, state, batch, trouble, recipe)
             if trouble.stop:
                 self.checkpoint(step, state)
+                if processes.is_first():
+                    self._watch.stops(step + 1, metrics)
                 self._saver.wait()
                 processes.by_first(self._finish, None)
                 raise RuntimeError(
@@ -230,13 +217,7 @@ class Recorder:
             "tokens_per_second": tokens / seconds,
             **{f"outcome/{name}": count for name, count in Counter(outcomes).items()},
         }
-        self._metrics.write(step + 1, row)
-        if step % self.config["run"]["samples_every_steps"] == 0:
-            self.folder.write_samples(step + 1, samples)
-            for name, text in as_texts(samples).items():
-                self._metrics.text(step + 1, name, text)
-        self._progress.update(step + 1, row)
-        self._progress.show_sample(samples)
+        self._watch.step(step + 1, row, samples)
 
     def save_if_due(self, steps_done: int, state: Any) -> None:
         """A checkpoint every so many steps, at the last one, and of the best held-out pass rate."""
@@ -257,12 +238,14 @@ class Recorder:
         self._take_time()
         at, rate = self._heldout or (None, None)
         quality = rate if at == steps_done else None
-        metrics = self.folder.path / FILE
-        files = {FILE: metrics.read_bytes() if metrics.exists() else b""}
+        paths = (self.folder.path / name for name in FILES)
+        files = {path.name: path.read_bytes() for path in paths if path.exists()}
+        began = time.monotonic()
         self._saver.save(steps_done, state, self._facts(), quality, files)
         self._saved = steps_done
         if jax.process_count() > 1:
             self._saver.wait()  # a lost process ends this one too, with what was being written
+        self.totals.saving_seconds += time.monotonic() - began
         self._prepare_last_words()
 
     def _facts(self) -> dict[str, Any]:
@@ -289,7 +272,7 @@ class Recorder:
         self.checkpoint(steps_done, state)
         self._saver.wait()
         self.note(f"stopped after {steps_done} steps; go on with:")
-        self.note(f"  {_command()} --resume {self.folder.path}")
+        self.note(f"  {command()} --resume {self.folder.path}")
         return processes.by_first(self._finish, None)
 
     def after(self, evaluation: Mapping[str, float]) -> dict[str, Any]:
@@ -300,19 +283,17 @@ class Recorder:
     def _finish(self, evaluation: Mapping[str, float] | None) -> dict[str, Any]:
         """What all have in the end; the evaluation is that of a whole run."""
         if evaluation is not None:
-            self._metrics.write(self.config["steps"], evaluation)
+            self._watch.after(evaluation)
             self.note(f"after training:  {_readable(evaluation)}")
-        rows = read_metrics(self.folder.path)
         self._take_time()
-        totals = self.totals
+        totals, rows = self.totals, read_metrics(self.folder.path)
         summary = summarise(self.config, self.facts, totals, rows, evaluation)
         self.folder.write_summary(summary)
-        plot = self.folder.plots / "learning_curve.png"
-        learning_curve({self.folder.path.name: rows}, plot)
-        self._metrics.picture(rows[-1]["step"] if rows else 0, "learning_curve", plot)
         self.note(
             f"log-prob gap over {totals.parity_tokens} trained tokens: "
-            f"{totals.parity_max_abs_diff:g}; learning curve: {plot}"
+            f"{totals.parity_max_abs_diff:g}; checkpoints held it up for "
+            f"{totals.saving_seconds:.1f} of {totals.seconds:.0f} s; learning curve: "
+            f"{self._watch.draw()}"
         )
         return summary
 
@@ -320,18 +301,6 @@ class Recorder:
         now = time.monotonic()
         self.totals.seconds += now - self._tick
         self._tick = now
-
-
-def _process_start() -> float:
-    """When this process was started, by the clock of `time.monotonic`."""
-    return time.monotonic() - (time.time() - psutil.Process().create_time())
-
-
-def _command() -> str:
-    """What was typed to start this process, without a `--resume`."""
-    resume = sys.argv.index("--resume") if "--resume" in sys.argv else len(sys.argv)
-    typed = [*sys.argv[:resume], *sys.argv[resume + 2 :]]
-    return shlex.join([sys.executable, *(a for a in typed if not a.startswith("--resume="))])
 
 
 def _readable(evaluation: Mapping[str, float]) -> str:

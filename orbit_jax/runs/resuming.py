@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
+from orbit_jax import alerts_config
 from orbit_jax.checkpoint import run_state
 from orbit_jax.runs.folder import RunFolder
 
@@ -28,6 +29,7 @@ MAY_DIFFER = (
     "mesh.process",
     "mesh.coordinator",
     "base.path",  # the base's hash is compared instead
+    *alerts_config.FIELDS,
 )
 HASHED = {"data": "config.task.mixture", "code": "config's own code (my_file.py:name)"}
 

@@ -14,11 +14,13 @@ class Totals:
     """Running figures of the summary; they travel with each checkpoint.
 
     `seconds` is the run's wall time, start-up and evaluations included; `step_seconds` counts
-    rollouts, rewards and updates alone.
+    rollouts, rewards and updates alone, `saving_seconds` what checkpoints kept the run from going
+    on.
     """
 
     seconds: float = 0.0
     step_seconds: float = 0.0
+    saving_seconds: float = 0.0
     tokens: int = 0
     parity_max_abs_diff: float = 0.0
     parity_tokens: int = 0

@@ -139,6 +139,17 @@ def test_a_tiny_update_moves_the_master_and_not_its_rounded_copy(toy, state, pla
         assert leaf.dtype in (np.float32, np.int32)
 
 
+def test_norms_and_sizes_of_updates_are_told_of_each_kind_of_weight(state, plain):
+    after, metrics = plain
+    norm = lambda tree: np.sqrt(sum(np.square(x).sum() for x in jax.tree.leaves(tree)))  # noqa: E731
+    old, new = jax.device_get((state.policy.params, after.policy.params))
+    moved = jax.tree.map(np.subtract, new, old)
+    for name in ("policy", "policy/down_proj"):  # the only one that the toy adapts
+        size, scale = metrics[f"adapter/update_size/{name}"], metrics[f"adapter/norm/{name}"]
+        assert scale == pytest.approx(norm(old), rel=1e-5)
+        assert size == pytest.approx(norm(moved) / norm(old), rel=1e-2)
+
+
 def test_the_forward_pass_sees_the_rounded_copy(toy, plain, batch):
     policy = plain[0].policy
     copy = jax.tree.map(lambda p: p.astype(jnp.bfloat16).astype(np.float32), policy)

@@ -1,6 +1,7 @@
 """What the recorder counts as a step's time and as the run's, by a clock of its own."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from orbit_jax.model.stream import Stream
 from orbit_jax.rl.batch import Batch
 from orbit_jax.runs import record as module
+from orbit_jax.runs.files import read_rows
 from orbit_jax.runs.metrics import read_metrics
 from orbit_jax.runs.record import Recorder
 
@@ -167,6 +169,55 @@ def test_a_gap_saves_state_and_batch_and_says_how_to_go_on(tmp_path: Path):
     tiles = recipe(tmp_path, 9) | {"parity": "tiles"}
     with Recorder(tiles, FACTS, resume=str(folder)) as record:
         assert record.restore(STATE)[1] == 4
+
+
+def test_the_machine_is_read_now_and_then(tmp_path: Path, clock: Clock):
+    config = recipe(tmp_path, 4) | {"alerts": {"hardware_seconds": 100.0}}
+    with Recorder(config, FACTS) as record:
+        record.restore(STATE)
+        go_on(record, clock, 0, 4)  # 75 s each
+    rows = [r for r in read_metrics(record.folder.path) if "tokens" in r]
+    assert ["hardware/disk_free_gb" in r for r in rows] == [True, False, True, False]
+
+
+def test_alerts_are_told_of_a_step_and_of_what_stops_the_run(tmp_path: Path, clock: Clock):
+    received = tmp_path / "received"
+    alerts = {"command": shlex.join(["tee", "-a", str(received)]), "memory_share": 1e-9}
+    config = recipe(tmp_path, 9) | {"alerts": alerts}
+
+    def run(record: Recorder) -> None:
+        with record:
+            record.restore(STATE)
+            go_on(record, clock, 0, 1)
+            one_step(record, 1, **{"parity/max_abs_diff": 0.5, "update/applied": 0})
+
+    record = Recorder(config, FACTS)
+    with pytest.raises(RuntimeError, match=r"differ by 0\.5"):
+        run(record)
+    folder = record.folder.path
+    told = [(r["step"], r["rule"]) for r in read_rows(folder / "alerts.jsonl")]
+    assert told == [(1, "memory"), (2, "log_prob_gap")]
+    assert "ALERT log_prob_gap" in (folder / "log.txt").read_text()
+    assert '"run_ended"' in received.read_text()
+    # Thresholds may be others from here on; what has been told is told no more.
+    other = config | {"alerts": alerts | {"memory_share": 1e-8, "off": ["log_prob_gap"]}}
+    with Recorder(other, FACTS, resume=str(folder)) as record:
+        go_on(record, clock, record.restore(STATE)[1], 3)
+    assert [r["step"] for r in read_rows(folder / "alerts.jsonl")] == [1]
+
+
+def test_alerts_of_a_resumed_run_look_back_at_the_steps_before(tmp_path, clock, monkeypatch):
+    for kind, size in (("q_proj", 0.1), ("up_proj", 0.0)):
+        monkeypatch.setitem(METRICS, f"adapter/update_size/policy/{kind}", size)
+    with Recorder(recipe(tmp_path, 9), FACTS) as record:
+        record.restore(STATE)
+        go_on(record, clock, 0, 9)
+    folder = record.folder.path
+    assert read_rows(folder / "alerts.jsonl") == []
+    with Recorder(recipe(tmp_path, 11), FACTS, resume=str(folder)) as record:
+        go_on(record, clock, record.restore(STATE)[1], 11)
+    told = [(r["step"], r["rule"]) for r in read_rows(folder / "alerts.jsonl")]
+    assert told == [(10, "dead_adapter")]
 
 
 def test_a_run_that_makes_no_updates_stops_and_says_why(tmp_path: Path):

@@ -10,7 +10,7 @@ from rich.console import Console
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 
-from orbit_jax.runs import record as module
+from orbit_jax.runs import watch as module
 from orbit_jax.runs.progress import Progress
 from orbit_jax.runs.record import Recorder
 
