@@ -30,7 +30,7 @@ def load_own(name: str) -> Any:
         raise ValueError(f"there is no file {path}")
     module = _module(str(Path(path).resolve()), Path(path).stat().st_mtime_ns)
     if not hasattr(module, what):
-        raise ValueError(f"{path} has no {what}")
+        raise ValueError(f"{path} has no {what}: name what the file defines, as '{path}:name'")
     return getattr(module, what)
 
 
