@@ -84,9 +84,18 @@ def test_every_script_that_the_makefile_runs_is_there():
     assert [script for script in scripts if not (ROOT / script).is_file()] == []
 
 
-def test_every_make_command_of_the_readme_exists():
-    commands = set(re.findall(r"`make ([a-z0-9-]+)", (ROOT / "README.md").read_text()))
-    assert {"demo", "test"} <= commands <= TARGETS
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "TROUBLESHOOTING.md"])
+def test_every_make_command_that_people_are_told_exists(name):
+    commands = set(re.findall(r"(?:`|^)make ([a-z0-9-]+)", (ROOT / name).read_text(), re.MULTILINE))
+    assert commands
+    assert commands <= TARGETS
+
+
+def test_every_file_that_contributors_are_told_of_exists():
+    names = set(re.findall(r"`([a-z_]+/[\w/.]*)`", (ROOT / "CONTRIBUTING.md").read_text()))
+    assert len(names) > 20
+    known = (ROOT, ROOT / "orbit_jax")  # the tables name files of the package without it
+    assert [name for name in names if not any((top / name).exists() for top in known)] == []
 
 
 def test_the_python_that_make_asks_for_is_the_one_that_the_package_needs():
