@@ -158,3 +158,13 @@ def test_the_letters_stand_for_those_numbers(config):
 
     for name, (shape, numbers) in TOLD.items():
         assert tuple(map(size, shape.split())) == numbers, name
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_the_readme_tells_it_in_letters_and_in_numbers(name):
+    section = (ROOT / "README.md").read_text().partition("## One batch through the code")[2]
+    section = section.partition("\n## ")[0]
+    shape, numbers = TOLD[name]
+    letters = shape.replace("head", "32").split()
+    assert f"[{', '.join(letters)}]" in section
+    assert f"[{', '.join(map(str, numbers))}]" in section
