@@ -1,5 +1,6 @@
 """The notebooks run from top to bottom, in settings that are small enough for a test."""
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -55,3 +56,48 @@ def test_the_notebook_of_adapters_runs_in_a_quick_setting(printed):
     assert row.split()[-2] == "0"  # its largest gap
     assert "OFT 8: " in text
     assert "blocks, median" in text
+
+
+@pytest.mark.long
+def test_the_notebook_of_the_gap_finds_causes_and_none_here(printed):
+    text = printed("log_prob_gap.ipynb", "STEPS = 1")
+    rows = {line[:30].strip(): line[30:].split() for line in text.splitlines() if " of " in line}
+    for label in ("this project", "this project, 4 rows at once"):
+        assert rows[label][0] == "0"  # tokens with a gap
+    for label in ("trainer in f32", "adapter merged, INT4", "yardstick: one update"):
+        assert int(rows[label][0]) > 0
+    assert "as sampled: gap 0, update made: True" in text
+    assert "update made: False" in text.partition("one bit moved")[2]
+
+
+@pytest.mark.long
+def test_the_notebook_of_formats_puts_them_in_order(printed):
+    formats = ("bf16", "int8 32", "int4 128", "nvfp4")
+    parameters = f"FORMATS = {formats}\nORIGINAL_STEPS = 4\nSTEPS = 1"
+    text = printed("group_size_and_bits.ipynb", parameters)
+    mean = {form: _number(text, rf"{form} +mean (\S+),") for form in formats}
+    assert mean["bf16"] == 0 < mean["int8 32"] < mean["nvfp4"] < mean["int4 128"]
+    bits = {form: _number(text, rf"{form} +[\d,]+ +(\S+) ") for form in formats}
+    assert bits == {"bf16": 16.0, "int8 32": 8.5, "int4 128": 4.14, "nvfp4": 4.5}
+    for form in formats:
+        assert _number(text, rf"{form} +\S+%  +\S+% +(\S+)") == 0  # the log-prob gap
+
+
+def test_the_notebook_of_run_folders_reads_one_that_it_made_and_then_the_same_again(
+    printed, tmp_path
+):
+    text = printed("reading_a_run.ipynb", 'RUN = ""\nSTEPS = 3\nAGAIN = True')
+    assert "gap exactly 0 at 3 of 3 steps" in text
+    for what in ("each step once", "metrics", "samples", "state"):
+        assert f"  {what}: True" in text
+    (run,) = (tmp_path / "runs").glob("ppo_math-*[!n]")  # beside it is the copy, -again
+    read = printed("reading_a_run.ipynb", f"RUN = {str(run)!r}\nSTEPS = 0\nAGAIN = False")
+    assert "  steps: 60 -> 3" in read
+    assert "gap exactly 0 at 3 of 3 steps" in read
+    assert "written again" not in read
+
+
+def _number(text: str, pattern: str) -> float:
+    """The one number that a line of the text has at a place."""
+    (found,) = re.findall(f"^{pattern}", text, re.MULTILINE)
+    return float(found)
