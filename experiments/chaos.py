@@ -168,9 +168,9 @@ def await_first_step(child: subprocess.Popen, folder: RunFolder, earlier: int) -
 
 
 def await_true(child: subprocess.Popen, condition: Callable[[], bool]) -> None:
-    """Waits for something that a run does."""
+    """Waits for something that a run does; one that had no step left ends without it."""
     limit = time.monotonic() + LONGEST
-    while not condition():
+    while not condition() and child.poll() != 0:
         if child.poll() is not None or time.monotonic() > limit:
             child.kill()
             sys.exit(f"the run has ended by itself, or hung: see output.txt in {FLAGS.out}")

@@ -34,6 +34,4 @@ def test_a_run_that_met_each_hazard_equals_one_that_met_none(tmp_path, compiled_
     assert set(found["same"]) == {"each step once", "metrics", "samples", "state"}
     assert all(found["same"].values())
     assert len({one["hazard"] for one in found["hazards"]}) == 5
-    status = {one["hazard"]: one["status"] for one in found["hazards"]}
-    assert (status["SIGKILL"], status["full disk"]) == (-9, 2)
     assert "the disk of the run folder is full" in (tmp_path / "chaos/output.txt").read_text()
