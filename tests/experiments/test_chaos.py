@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount", "true"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not shutil.which("unshare") or subprocess.run(NAMESPACE, capture_output=True).returncode != 0,
     reason="a file system of its own takes Linux and its user namespaces",
